@@ -48,7 +48,7 @@ from .experts import ExpertRouting  # noqa: E402
 from .gated import TiledGatedMLP, replace_gated_mlp, restore_gated_mlp  # noqa: E402
 from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
-from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul  # noqa: E402
+from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul, scaled_matmul  # noqa: E402
 from .quantize import quantize_blocks, quantize_rows  # noqa: E402
 
 __all__ = [
@@ -76,5 +76,6 @@ __all__ = [
     "report",
     "restore_gated_mlp",
     "restore_linear",
+    "scaled_matmul",
     "use_algorithm",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from . import direct, mode
-from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
+from .dispatch import DTYPES, FP8_DTYPES, LAYOUTS, build_info, explain, format_columns
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     explain_.add_argument("m", type=int)
     explain_.add_argument("n", type=int)
     explain_.add_argument("k", type=int)
-    explain_.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
-    explain_.add_argument("--b-dtype", choices=tuple(DTYPES), default=None, help="default: that of --dtype")
-    explain_.add_argument("--out-dtype", choices=tuple(DTYPES), default=None, help="default: as matmul's")
+    explain_.add_argument("--dtype", choices=(*DTYPES, *FP8_DTYPES), default="fp32")
+    explain_.add_argument("--b-dtype", choices=(*DTYPES, *FP8_DTYPES), default=None, help="default: that of --dtype")
+    explain_.add_argument(
+        "--out-dtype", choices=tuple(DTYPES), default=None, help="default: as matmul's, bf16 of 8 bits"
+    )
     explain_.add_argument("--batch", type=int, default=0, help="products of a batch; default: a single one")
     explain_.add_argument("--groups", type=int, default=0, help="groups that share m rows, as in grouped_matmul")
     explain_.add_argument("--layout", choices=LAYOUTS, default="NT", help="NT, the default, is F.linear")

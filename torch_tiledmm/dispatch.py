@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .machine import Cpu, Gpu, chip_of, find_cpu, find_gpus
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
+FP8_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}  # of operands that have scales
 LAYOUTS = ("NN", "NT", "TN", "TT")
 PICKS = ("auto", "cpu", "cuda")  # what BuildInfo.pick takes
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
@@ -170,6 +171,7 @@ _OPERATORS = frozenset(
         torch.ops.tiledmm.linear_and_sum,
         torch.ops.tiledmm.gated_linear,
         torch.ops.tiledmm.linear_weight_grads,
+        torch.ops.tiledmm.scaled_matmul,
     )
     for name in (packet, packet.default)
 )
@@ -255,6 +257,10 @@ def explain(
     that of a mean group is explained, on one thread unless it is large. On GPUs, tf32 is considered where torch's
     fp32_precision allows it. Nothing is computed.
 
+    e4m3 and e5m2 (torch.float8_e4m3fn, torch.float8_e5m2) are dtypes of A and B alone, in any mix: the product is that
+    of `scaled_matmul` with a scale for each row and column, and has a result in bf16 by default. Where no kernel reads
+    8 bits, there is no choice, and the reason says what is computed instead.
+
     Of operands of two dtypes on a GPU these are the kernels that convert as they load. By "auto" the operators convert
     what has 16 bits first: what they compute then is the product in fp32, by "split" where n is at least 256.
 
@@ -289,13 +295,13 @@ def explain(
             m,
             n,
             k,
-            as_dtype(dtype),
+            as_dtype(dtype, DTYPES | FP8_DTYPES),
             layout,
             chip,
             num_threads,
             batch,
             plans_of or "",
-            None if b_dtype is None else as_dtype(b_dtype),
+            None if b_dtype is None else as_dtype(b_dtype, DTYPES | FP8_DTYPES),
             None if out_dtype is None else as_dtype(out_dtype),
             groups,
         )
@@ -318,13 +324,13 @@ def _visible_chip(device: str) -> str:
     return chip_of(properties)
 
 
-def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The torch dtype for fp32, fp64, fp16, bf16 or for itself. Raises ValueError for any other."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+def as_dtype(dtype: str | torch.dtype, accepted: dict[str, torch.dtype] = DTYPES) -> torch.dtype:
+    """The torch dtype for one of the names that are accepted or for itself. Raises ValueError for any other."""
+    if isinstance(dtype, str) and dtype in accepted:
+        return accepted[dtype]
+    if isinstance(dtype, torch.dtype) and dtype in accepted.values():
         return dtype
-    raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)} or the torch dtype")
+    raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(accepted)} or the torch dtype")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -26,6 +26,14 @@ class _BatchDim(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("size", "stride_a", "stride_b", "stride_c", "stride_bias")]
 
 
+class _Scales(ctypes.Structure):  # csrc/core/problem.h
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("stride_row", "stride_k")],
+        ("rows_of_block", ctypes.c_int32),
+    ]
+
+
 class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k")],
@@ -46,7 +54,7 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         ("sum_offset", ctypes.c_int64),
         *[(name, ctypes.c_double) for name in ("alpha", "beta")],
         ("scaling", ctypes.c_int32),
-        *[(name, ctypes.c_void_p) for name in ("scale_a", "scale_b")],
+        *[(name, _Scales) for name in ("scale_a", "scale_b")],
         ("grouping", ctypes.c_int32),
         ("group_ends", ctypes.c_void_p),
         ("gated_b", ctypes.c_void_p),

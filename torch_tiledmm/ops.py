@@ -1,5 +1,5 @@
-"""The operators of torch.ops.tiledmm, matmul, addmm, linear, gated_linear and grouped_matmul among them, and those of
-their gradients: documentation, vmap, flop counts.
+"""The operators of torch.ops.tiledmm, matmul, addmm, linear, gated_linear, grouped_matmul and scaled_matmul among
+them, and those of their gradients: documentation, vmap, flop counts.
 
 Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
@@ -380,6 +380,63 @@ def gated_grouped_matmul(
     return out
 
 
+def scaled_matmul(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = torch.bfloat16,
+    activation: str = "none",
+    algorithm: str = "auto",
+) -> Tensor:
+    """`activation((scale_a * a) @ (scale_b * b) + bias)` of operands of 8 bits, with the recipes of
+    `torch.nn.functional.scaled_mm` whose scales are float32:
+
+        a, b = torch.randn(64, 256).to(torch.float8_e4m3fn), torch.randn(256, 32).to(torch.float8_e4m3fn)
+        scaled_matmul(a, b, torch.tensor(0.5), torch.tensor(2.0)).shape       # by tensor: torch.Size([64, 32])
+        scaled_matmul(a, b, torch.rand(64, 1), torch.rand(1, 32)).shape       # by row of a and column of b
+        scaled_matmul(a, b, torch.rand(64, 2), torch.rand(2, 1)).shape        # by 1 x 128 of a and 128 x 128 of b
+
+    A scale is what an element is multiplied by: its value is `scale * element`.
+
+    Args:
+        a: (m, k), float8_e4m3fn or float8_e5m2; any strides.
+        b: (k, n), float8_e4m3fn or float8_e5m2, not always that of `a`; device of `a`; any strides.
+        scale_a, scale_b: float32, any strides, device of `a`. Their shapes say how they are shared, and both are of one
+            of these kinds (a size is divided by 128 and rounded up):
+
+                tensor or row   scale_a: one element, (m, 1) or (m,)     scale_b: one element, (1, n) or (n,)
+                blocks of k     scale_a: (m, k / 128), (m / 128, k / 128)     scale_b: (k / 128, n), (k / 128, n / 128)
+
+            Where k is at most 128, a scale for each row is one for each block, too: it goes with both kinds.
+        bias: (n,), float32, float16 or bfloat16; added before the activation.
+        out_dtype: bfloat16, which None means, too, float16 or float32.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        algorithm: as for `matmul`. Where it names no kernel that reads 8 bits, kernels of other dtypes that it names
+            multiply converted operands: in bfloat16, which is exact, or, with scales of blocks multiplied in, in
+            float32.
+
+    Returns:
+        (m, n), contiguous. With scales by tensor or row, a sum is multiplied by `scale_a * scale_b`. With blocks, each
+        sum over 128 of k is, or, where operands are converted, each element by its scale. All of it is in float32,
+        never in tf32, and rounded once, after the activation. A row's bits depend neither on m, nor on the
+        place in the batch, nor on the number of threads.
+
+    Raises:
+        TypeError: a dtype that is not accepted.
+        ValueError: scales of a shape that is not accepted; an activation or algorithm that is not known.
+        NotImplementedError: an algorithm that serves neither the operands nor what they are converted to; an operand
+            that requires grad, since 8 bits have no gradients; torch.vmap.
+        RuntimeError: shapes of `a`, `b` and `bias` that do not fit, or different devices.
+    """
+    out: Tensor = torch.ops.tiledmm.scaled_matmul.default(
+        a, b, scale_a, scale_b, bias, out_dtype=out_dtype, activation=activation, algorithm=algorithm
+    )
+    return out
+
+
 def _need_grad(*operands: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(own is not None and own.requires_grad for own in operands)
 
@@ -388,6 +445,7 @@ def _need_grad(*operands: Tensor | None) -> bool:
 _register_builtin(matmul, "tiledmm::matmul")
 _register_builtin(linear, "tiledmm::linear")
 _register_builtin(grouped_matmul, "tiledmm::grouped_matmul")
+_register_builtin(scaled_matmul, "tiledmm::scaled_matmul")
 
 
 def has_own_products(tensor: object) -> bool:
@@ -654,6 +712,12 @@ def _no_vmap_of_groups(info: object, in_dims: Sequence[int | None], *operands: T
     )
 
 
+def _no_vmap_of_scales(info: object, in_dims: Sequence[int | None], *operands: Tensor, **options: Any) -> Any:
+    raise NotImplementedError(
+        "scaled_matmul: got operands under torch.vmap; accepted are plain ones, since shapes say how scales are shared"
+    )
+
+
 def _ordered_sum_vmap(
     info: object, in_dims: Sequence[int | None], a: Tensor, dims: Sequence[int]
 ) -> tuple[Tensor, int]:
@@ -730,12 +794,14 @@ def _register() -> None:
         ("tiledmm::gated_linear", _gated_linear_vmap),
         ("tiledmm::grouped_matmul", _no_vmap_of_groups),
         ("tiledmm::gated_grouped_matmul", _no_vmap_of_groups),
+        ("tiledmm::scaled_matmul", _no_vmap_of_scales),
         ("tiledmm::ordered_sum", _ordered_sum_vmap),
     ):
         torch.library.register_vmap(name, rule)
         torch.library.register_torch_dispatch(name, FakeTensorMode, _fake)
     for op, formula in (
         (torch.ops.tiledmm.matmul, _matmul_flops),
+        (torch.ops.tiledmm.scaled_matmul, _matmul_flops),
         (torch.ops.tiledmm.addmm, _addmm_flops),
         (torch.ops.tiledmm.linear, _linear_flops),
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),

@@ -60,6 +60,11 @@ FoldedProblem usual_problem(DType dtype) {
   p.n = p.k = p.stride_am = p.stride_bk = p.stride_cm = 64;
   p.stride_ak = p.stride_bn = p.stride_cn = 1;
   p.set_dtypes(dtype);
+  if (size_of(dtype) == 1) {
+    p.dtype_bias = p.dtype_c = DType::bf16;
+    p.scaling = Scaling::rows;
+    p.scale_a = p.scale_b = {nullptr, 1, 0, 1};
+  }
   p.allow_tf32 = true;
   problem.batch_size = 1;
   problem.chunk_k = p.k;
@@ -122,7 +127,7 @@ void add_algorithm(Joined& list, int32_t algorithm, Platform platform, const Run
   // What this machine's CPU can run is said of it, everything else of all chips.
   const bool is_here = platform == Platform::cpu && reason.empty();
   Joined dtypes;
-  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+  for (int dtype = 0; dtype < int(std::size(kDTypeNames)); ++dtype) {
     const auto takes = [&](const Rung* rung) {
       return is_here ? !rung->refusal(usual_problem(DType(dtype)), cpu_chip(1)) : serves(*rung, DType(dtype), platform);
     };
@@ -326,7 +331,12 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
                       plans_of ? plans_text(find_algorithm(plans_of), folded, chip) : candidates_text(folded, chip)));
   explained.add(field("choice", quoted(choice.rung ? choice.rung->name : "")));
   explained.add(field("order", quoted(order)));
-  explained.add(field("reason", quoted("least predicted time of the legal candidates whose order of summation is " +
-                                       order + ", which n, k, dtype and chip pick, not m")));
+  const bool is_widened = !choice.rung && size_of(problem->dtype_a) == 1;
+  const std::string reason =
+      is_widened ? "no kernel reads 8 bits here: scaled_matmul converts its operands to bf16, or those with scales of "
+                   "blocks to fp32, and multiplies these"
+                 : "least predicted time of the legal candidates whose order of summation is " + order +
+                       ", which n, k, dtype and chip pick, not m";
+  explained.add(field("reason", quoted(reason)));
   return copy_text("{" + explained.text + "}", text, capacity);
 }

@@ -48,6 +48,12 @@ TORCH_LIBRARY(tiledmm, m) {
       "gated_grouped_matmul(Tensor a, Tensor gate, Tensor up, Tensor? offs=None, Tensor? gate_bias=None, "
       "Tensor? up_bias=None, *, ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> Tensor",
       tags);
+  // A product of operands of 8 bits, whose scales come by tensor, by row of a and column of b, or by blocks of 128
+  // elements of k, as their shapes say. The result is bfloat16 by default.
+  m.def(
+      "scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
+      tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
   // Elements of 8 bits and their scales: of each row, or of blocks of 1 or 128 rows by 128 elements. No derivative.

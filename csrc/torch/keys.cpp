@@ -24,7 +24,8 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
   };
   for_each_operand([](const c10::Argument& argument, const Tensor& tensor) {
-    if (tensor.defined() && argument.name() != "offs") to_dtype(argument.name().c_str(), tensor);
+    const bool has_own_dtype = argument.name() == "offs" || (tensor.defined() && fp8_dtype_of(tensor.scalar_type()));
+    if (tensor.defined() && !has_own_dtype) to_dtype(argument.name().c_str(), tensor);
   });
   for_each_operand([](const c10::Argument& argument, const Tensor& tensor) {
     const bool may_be_none = argument.type()->kind() == c10::TypeKind::OptionalType;
@@ -47,7 +48,8 @@ void matmul_out_negative(c10::DispatchKeySet keys, const Tensor& a, const Tensor
 constexpr const char* kOperators[] = {"matmul",         "matmul_out",           "addmm",         "linear",
                                       "linear_and_sum", "linear_weight_grads",  "activate",      "activate_backward",
                                       "ordered_sum",    "gated_linear",         "gated",         "gated_backward",
-                                      "grouped_matmul", "gated_grouped_matmul", "quantize_rows", "quantize_blocks"};
+                                      "grouped_matmul", "gated_grouped_matmul", "quantize_rows", "quantize_blocks",
+                                      "scaled_matmul"};
 
 // Not every key without a kernel of its own: tensors of other devices may have a fallback, which copies them to the
 // CPU.

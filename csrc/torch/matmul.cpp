@@ -344,8 +344,14 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.m = m;
   problem.n = n;
   problem.k = k;
-  const auto of_dtype = [](at::ScalarType type) { return at::empty({0}, at::TensorOptions().dtype(type)); };
-  product_dtypes({"a", of_dtype(dtype)}, {"b", of_dtype(b_dtype.value_or(dtype))}, out_dtype).set(problem);
+  if (fp8_dtype_of(dtype)) {
+    scaled_dtypes(dtype, b_dtype.value_or(dtype), out_dtype).set(problem);
+    problem.scaling = Scaling::rows;
+    problem.scale_a = problem.scale_b = {nullptr, 1, 0, 1};
+  } else {
+    const auto of_dtype = [](at::ScalarType type) { return at::empty({0}, at::TensorOptions().dtype(type)); };
+    product_dtypes({"a", of_dtype(dtype)}, {"b", of_dtype(b_dtype.value_or(dtype))}, out_dtype).set(problem);
+  }
   problem.stride_am = layout[0] == 'N' ? k : 1;
   problem.stride_ak = layout[0] == 'N' ? 1 : m;
   problem.stride_bk = layout[1] == 'N' ? n : 1;

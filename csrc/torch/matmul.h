@@ -44,6 +44,9 @@ using GatedGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& g
                                         const std::optional<at::Tensor>& gate_bias,
                                         const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
                                         std::string_view activation, std::string_view algorithm);
+using ScaledMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
+                                  const at::Tensor& scale_b, const std::optional<at::Tensor>& bias,
+                                  OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm);
 using OrderedSumOp = at::Tensor(const at::Tensor& a, at::IntArrayRef dims);
 using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
                                                                std::string_view algorithm);
@@ -67,6 +70,7 @@ TILEDMM_OPERATOR(gated_backward, GatedBackwardOp)
 TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(gated_grouped_matmul, GatedGroupedMatmulOp)
+TILEDMM_OPERATOR(scaled_matmul, ScaledMatmulOp)
 TILEDMM_OPERATOR(ordered_sum, OrderedSumOp)
 #undef TILEDMM_OPERATOR
 

@@ -99,6 +99,15 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
   return grouped_matmul(a, gate, offs, gate_bias, out_dtype, "none", algorithm);
 }
 
+Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                     const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
+                     std::string_view algorithm) {
+  const ProductDtypes dtypes = scaled_dtypes(a, b, scale_a, scale_b, bias, out_dtype);
+  to_activation(activation);
+  to_algorithm(algorithm);
+  return empty(a, ScaledShape<SymInt>(a, b, scale_a, scale_b, bias).out, dtypes.result);
+}
+
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   to_dtype("a", a);
   return empty(a, ordered_sum_shape<SymInt>(a, dims));
@@ -146,6 +155,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("gated_backward", &gated_backward);
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
+  m.impl("scaled_matmul", &scaled_matmul);
   m.impl("ordered_sum", &ordered_sum);
   m.impl("quantize_rows", &quantize_rows);
   m.impl("quantize_blocks", &quantize_blocks);

@@ -77,6 +77,12 @@ Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::option
 bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
                      const std::optional<at::Tensor>& up_bias, const ProductDtypes& dtypes);
 
+// out = activation of a scaled product, all checked, out of the right shape and of any strides; see ScaledShape. Where
+// no kernel reads 8 bits, by one that reads 16 or 32 if it may_widen.
+Outcome scaled_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a, const at::Tensor& scale_b,
+                    const std::optional<at::Tensor>& bias, const at::Tensor& out, const ScaledShape<int64_t>& shape,
+                    const ProductDtypes& dtypes, Activation activation, int32_t algorithm, bool may_widen = true);
+
 // Raises where groups' ends, on the CPU, decrease or leave `size`.
 void check_offs(const at::Tensor& offs, int64_t size);
 

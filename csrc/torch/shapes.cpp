@@ -24,6 +24,11 @@ std::optional<DType> dtype_of(at::ScalarType type) {
   }
 }
 
+std::optional<DType> fp8_dtype_of(at::ScalarType type) {
+  if (type == at::kFloat8_e4m3fn) return DType::e4m3;
+  return type == at::kFloat8_e5m2 ? std::optional(DType::e5m2) : std::nullopt;
+}
+
 DType to_dtype(const char* name, const Tensor& tensor) {
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
   TORCH_CHECK_TYPE(dtype, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
@@ -84,6 +89,43 @@ ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, Optiona
                      "tiledmm: ", added_name, " has dtype ", added->scalar_type(), " and ", a.name, " has ", type_a,
                      "; accepted are the dtypes of the operands and of the result");
     check_one_device({added_name, *added}, a);
+  }
+  return dtypes;
+}
+
+ProductDtypes scaled_dtypes(at::ScalarType a, at::ScalarType b, OptionalDtype out_dtype) {
+  ProductDtypes dtypes{};
+  for (const auto& [name, type, own] : {std::tuple("a", a, &dtypes.a), std::tuple("b", b, &dtypes.b)}) {
+    const std::optional<DType> dtype = fp8_dtype_of(type);
+    TORCH_CHECK_TYPE(dtype, "tiledmm: ", name, " has dtype ", type,
+                     "; accepted are torch.float8_e4m3fn and torch.float8_e5m2");
+    *own = *dtype;
+  }
+  dtypes.result = out_dtype.value_or(at::kBFloat16);
+  const std::optional<DType> result = dtype_of(dtypes.result);
+  TORCH_CHECK_TYPE(result && mix_of(dtypes.a, dtypes.b, *result, *result) == Mix::fp8,
+                   "tiledmm: the result of operands of 8 bits cannot have dtype ", dtypes.result,
+                   "; accepted are torch.bfloat16, torch.float16 and torch.float32");
+  dtypes.c = dtypes.bias = *result;
+  return dtypes;
+}
+
+ProductDtypes scaled_dtypes(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                            const std::optional<Tensor>& bias, OptionalDtype out_dtype) {
+  ProductDtypes dtypes = scaled_dtypes(a.scalar_type(), b.scalar_type(), out_dtype);
+  const NamedTensor own_a{"a", a};
+  check_one_device({"b", b}, own_a);
+  for (const NamedTensor& scale : {NamedTensor{"scale_a", scale_a}, NamedTensor{"scale_b", scale_b}}) {
+    TORCH_CHECK_TYPE(scale.tensor.scalar_type() == at::kFloat, "tiledmm: ", scale.name, " has dtype ",
+                     scale.tensor.scalar_type(), "; accepted is torch.float32");
+    check_one_device(scale, own_a);
+  }
+  if (bias && bias->defined()) {
+    const std::optional<DType> type = dtype_of(bias->scalar_type());
+    TORCH_CHECK_TYPE(type && *type != DType::f64, "tiledmm: bias has dtype ", bias->scalar_type(),
+                     "; accepted are torch.float32, torch.float16 and torch.bfloat16");
+    check_one_device({"bias", *bias}, own_a);
+    if (*type != dtypes.c) dtypes.c = dtypes.bias = DType::f32;
   }
   return dtypes;
 }

@@ -18,7 +18,8 @@
 
 namespace tiledmm {
 
-std::optional<DType> dtype_of(at::ScalarType type);  // none: not one of ours
+std::optional<DType> dtype_of(at::ScalarType type);      // none: not one of ours
+std::optional<DType> fp8_dtype_of(at::ScalarType type);  // none: not one of our two of 8 bits
 DType to_dtype(const char* name, const at::Tensor& tensor);
 int32_t to_algorithm(std::string_view name);
 Activation to_activation(std::string_view name);
@@ -50,6 +51,12 @@ struct NamedTensor {
 ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, OptionalDtype out_dtype = std::nullopt,
                              const char* added_name = "", const std::optional<at::Tensor>& added = std::nullopt);
 
+// The same for operands of 8 bits and their scales. C has the result's dtype, unless a bias has another: then fp32.
+ProductDtypes scaled_dtypes(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
+                            const at::Tensor& scale_b, const std::optional<at::Tensor>& bias, OptionalDtype out_dtype);
+// Without the tensors. Raises where the result cannot have a dtype.
+ProductDtypes scaled_dtypes(at::ScalarType a, at::ScalarType b, OptionalDtype out_dtype);
+
 template <class Size>
 using Shape = c10::SmallVector<Size, 6>;
 
@@ -79,6 +86,10 @@ inline bool must_equal(const c10::SymInt& a, const c10::SymInt& b) {
 }
 inline bool is_one(int64_t size) { return size == 1; }
 inline bool is_one(const c10::SymInt& size) { return TORCH_GUARD_OR_FALSE(size.sym_eq(1)); }
+
+// Sizes that are not known yet are not equal.
+inline bool are_equal(int64_t a, int64_t b) { return a == b; }
+inline bool are_equal(const c10::SymInt& a, const c10::SymInt& b) { return TORCH_GUARD_OR_FALSE(a.sym_eq(b)); }
 
 // The operands' last dimensions as matrices: a 1-D a is a row, a 1-D b a column, as in torch.matmul.
 template <class Size>
@@ -266,6 +277,62 @@ struct GroupedShape {
                 "tiledmm: bias has shape ", shape_of<Size>(*bias), "; accepted is ",
                 form == GroupedForm::columns ? "none where the columns of b are grouped" : "a row for each group, (",
                 num_groups, ", ", n, ")");
+  }
+};
+
+// A product of operands of 8 bits, and how their scales are shared, read off the scales' shapes. Where k has one block,
+// a scale for each row is one for each block, too: then rows are meant, if the other operand's scales may be of rows.
+template <class Size>
+struct ScaledShape {
+  Scaling scaling = Scaling::rows;
+  int32_t rows_of_block_a = 1, rows_of_block_b = 1;
+  Shape<Size> out;
+
+  ScaledShape(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a, const at::Tensor& scale_b,
+              const std::optional<at::Tensor>& bias) {
+    TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
+                "; accepted are 2");
+    const Size m = size_of<Size>(a, 0), k = size_of<Size>(a, 1), n = size_of<Size>(b, 1);
+    TORCH_CHECK(must_equal(k, size_of<Size>(b, 0)), "tiledmm: the shapes of a ", shape_of<Size>(a), " and b ",
+                shape_of<Size>(b), " do not fit: the last dimension of a must be the first of b");
+    if (bias && bias->defined()) {
+      TORCH_CHECK(bias->dim() == 1 && must_equal(size_of<Size>(*bias, 0), n), "tiledmm: bias has shape ",
+                  shape_of<Size>(*bias), "; accepted is (", n, ",)");
+    }
+    out.push_back(m);
+    out.push_back(n);
+    if (are_of_rows(scale_a, m, 0) && are_of_rows(scale_b, n, 1)) return;
+    scaling = Scaling::blocks;
+    const Size k_blocks = num_blocks(k);
+    rows_of_block_a = rows_of_block(scale_a, m, k_blocks, 0);
+    rows_of_block_b = rows_of_block(scale_b, n, k_blocks, 1);
+    TORCH_CHECK_VALUE(
+        rows_of_block_a && rows_of_block_b, "tiledmm: scale_a has shape ", shape_of<Size>(scale_a), " and scale_b ",
+        shape_of<Size>(scale_b), " for a of shape ", shape_of<Size>(a), " and b of shape ", shape_of<Size>(b),
+        "; accepted are one element, (", m, ",) or (", m, ", 1) for scale_a beside one element, (", n, ",) or (1, ", n,
+        ") for scale_b, or, of blocks of 128 along k, (", m, ", ", k_blocks, ") or (", num_blocks(m), ", ", k_blocks,
+        ") for scale_a beside (", k_blocks, ", ", n, ") or (", k_blocks, ", ", num_blocks(n), ") for scale_b");
+  }
+
+ private:
+  static Size num_blocks(const Size& size) { return (size + (kScaledK - 1)) / kScaledK; }
+
+  // Whether scales are one for all, or one for each row of A or column of B, which are dimension row_dim.
+  static bool are_of_rows(const at::Tensor& scale, const Size& rows, int64_t row_dim) {
+    bool is_single = true;
+    for (int64_t d = 0; d < scale.dim(); ++d) is_single = is_single && is_one(size_of<Size>(scale, d));
+    if (is_single) return true;
+    if (scale.dim() == 1) return are_equal(size_of<Size>(scale, 0), rows);
+    return scale.dim() == 2 && is_one(size_of<Size>(scale, 1 - row_dim)) &&
+           are_equal(size_of<Size>(scale, row_dim), rows);
+  }
+
+  // The rows of A, or columns of B, that share a scale of a block of k; 0: the scales are none of blocks.
+  static int32_t rows_of_block(const at::Tensor& scale, const Size& rows, const Size& k_blocks, int64_t row_dim) {
+    if (are_equal(k_blocks, 1) && are_of_rows(scale, rows, row_dim)) return 1;
+    if (scale.dim() != 2 || !are_equal(size_of<Size>(scale, 1 - row_dim), k_blocks)) return 0;
+    if (are_equal(size_of<Size>(scale, row_dim), rows)) return 1;
+    return are_equal(size_of<Size>(scale, row_dim), num_blocks(rows)) ? kScaledK : 0;
   }
 };
 

@@ -488,10 +488,13 @@ OPERANDS = {
         "gate_bias": (2, 5),
         "up_bias": (2, 5),
     },
+    "scaled_matmul": {"a": (3, 4), "b": (4, 5), "scale_a": (3, 1), "scale_b": (1, 5), "bias": (5,)},
     "ordered_sum": {"a": (3, 4)},
     "quantize_rows": {"x": (3, 4)},
     "quantize_blocks": {"x": (3, 4)},
 }
+OF_8_BITS = {("scaled_matmul", "a"), ("scaled_matmul", "b")}
+WITHOUT_GRADIENT = ("matmul_out", "scaled_matmul")
 OTHER_ARGUMENTS = {
     "linear_and_sum": {"activation": "silu"},
     "gated": {"activation": "silu"},
@@ -505,6 +508,12 @@ OTHER_ARGUMENTS = {
     "quantize_blocks": {"dtype": torch.float8_e4m3fn, "block_rows": 1},
 }
 ROLES = [(op, name) for op, operands in OPERANDS.items() for name in operands]
+FP32_ROLES = [role for role in ROLES if role not in OF_8_BITS]
+
+
+def operands_of(op):
+    types = {name: torch.float8_e4m3fn if (op, name) in OF_8_BITS else torch.float32 for name in OPERANDS[op]}
+    return {name: randn(*sizes).to(types[name]) for name, sizes in OPERANDS[op].items()}
 
 
 def test_every_operator_is_in_this_table():
@@ -532,9 +541,9 @@ def results_of(op: str, operands: dict[str, torch.Tensor]) -> tuple[torch.Tensor
     return (operands["out"].clone(),) if outs is None else outs if isinstance(outs, tuple) else (outs,)
 
 
-@pytest.mark.parametrize("op, role", ROLES)
+@pytest.mark.parametrize("op, role", FP32_ROLES)
 def test_a_view_with_a_pending_sign(op, role):
-    operands = {name: randn(*sizes) for name, sizes in OPERANDS[op].items()}
+    operands = operands_of(op)
     view = negative(*OPERANDS[op][role])
     expected = results_of(op, operands | {role: view.resolve_neg()})
     if op == "matmul_out":
@@ -570,9 +579,9 @@ def test_matmul_out_with_a_pending_sign_is_checked_as_any_other():
         product.sum().backward()
 
 
-@pytest.mark.parametrize("op, role", ROLES)
+@pytest.mark.parametrize("op, role", FP32_ROLES)
 def test_a_zero_tensor(op, role):
-    operands = {name: randn(*sizes) for name, sizes in OPERANDS[op].items()}
+    operands = operands_of(op)
     sizes = OPERANDS[op][role]
     if role == "out":
         with pytest.raises(RuntimeError, match="immutable"):
@@ -625,12 +634,15 @@ def test_a_tensor_of_another_kind_is_refused_by_name(kind, mode):
         may_be_none = role.endswith("bias") or (op, role) == ("addmm", "input")
         if (role.endswith("bias") and needs_matrix) or (may_be_none and kind == "None"):
             continue
+        if (op, role) in OF_8_BITS and kind == "float8":
+            continue
         if len(OPERANDS[op]) == 1 and kind in ("meta", "None"):  # a tensor of its own device; no tensor at all
             continue
         with torch.inference_mode(mode == "inference"):
-            operands = {name: randn(*sizes) for name, sizes in OPERANDS[op].items()}
-            operands[role] = make(operands[role])
-            if mode == "grad" and op != "matmul_out":
+            operands = operands_of(op)
+            is_of_8_bits = (op, role) in OF_8_BITS and kind != "meta"  # which has fewer kinds of tensors
+            operands[role] = make(operands[role].float() if is_of_8_bits else operands[role])
+            if mode == "grad" and op not in WITHOUT_GRADIENT:
                 for name, tensor in operands.items():
                     if name != role:
                         tensor.requires_grad_()
@@ -641,7 +653,7 @@ def test_a_tensor_of_another_kind_is_refused_by_name(kind, mode):
 def test_memory_that_was_given_back_is_refused():
     """As fully sharded training does with a weight between two calls: the tensor has a shape and no memory."""
     for op, role in ROLES:
-        operands = {name: randn(*sizes) for name, sizes in OPERANDS[op].items()}
+        operands = operands_of(op)
         operands[role].untyped_storage().resize_(0)
         with pytest.raises(RuntimeError, match=f"the memory of {role}, .*; accepted"):
             results_of(op, operands)

@@ -42,6 +42,9 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
       return plan_dtype<ISA, DType::f16>(problem, chip, is_exchanged, visit);
     case DType::bf16:
       return plan_dtype<ISA, DType::bf16>(problem, chip, is_exchanged, visit);
+    case DType::e4m3:
+    case DType::e5m2:
+      return;  // refused
   }
 }
 
