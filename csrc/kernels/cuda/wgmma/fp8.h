@@ -19,7 +19,7 @@ struct Fp8Config : Config<uint8_t, C, kFp8Tiles[TILE].shape.block_m, kFp8Tiles[T
   static constexpr bool kIsScaled = true;
   static constexpr DType kTypeA = TYPE_A, kTypeB = TYPE_B;
   static constexpr Factors kFactors = FACTORS;
-  static constexpr int kPartN = kFp8Tiles[TILE].part_n;
+  static constexpr int kPartN = kFp8Tiles[TILE].part_n, kSets = kFp8Tiles[TILE].sets;
   // More for sums and totals.
   using Base =
       Config<uint8_t, C, kFp8Tiles[TILE].shape.block_m, kFp8Tiles[TILE].shape.block_n, false, false, false, false>;
@@ -48,152 +48,151 @@ struct Half<Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>> {
   using Type = Fp8Config<TYPE_A, TYPE_B, C, kHalfFp8Tile, FACTORS>;
 };
 
-// The factors of the sums of one step: of a thread's two rows, those of its columns multiplied in where they are one;
-// where each column has its own, the first one's place in memory.
+// The factors of the sums of one step: of a thread's two rows, and of its columns where they have one.
 struct StepFactors {
-  float rows[2];
-  const float* columns;
+  float rows[2], column;
 };
 
-// Where the factors of a thread's rows and columns lie.
-template <class Cfg, class Piece>
+// Where the factors of a thread's rows and of a tile's columns lie: elements behind the first of the operand's. Beyond
+// C, another's factor serves: what it multiplies is not stored.
+template <class Piece>
 struct BlockFactors {
-  static constexpr bool kByColumn = Cfg::kFactors == Factors::columns;
-  static constexpr int kColumns = kByColumn ? 1 : Piece::kBlockN / Piece::kPartN;  // of a k tile: one for each part
-  struct Values {
-    float rows[2], columns[kColumns];
-  };
-  const float *rows[2], *columns;
-  int64_t row_step, column_step, part_step;
-  int num_k_tiles;
-  Values next[Cfg::kTilesOfStage], own[Cfg::kTilesOfStage];
+  int rows[2], columns;
 
-  // Beyond C, another's factor serves: what it multiplies is not stored.
-  __device__ __forceinline__ BlockFactors(const Arguments& args, int num_k_tiles, int row, int col)
-      : row_step(args.scale_a.stride_k),
-        column_step(args.scale_b.stride_k),
-        part_step(args.scale_b.stride_row),
-        num_k_tiles(num_k_tiles) {
+  __device__ __forceinline__ BlockFactors(const Arguments& args, int row, int col) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) rows[h] = args.scale_a.data + args.scale_a.offset(min(row + 8 * h, args.m - 1), 0);
-    columns = args.scale_b.data + (kByColumn ? 0 : args.scale_b.offset(col, 0));
-    if (!kByColumn && col + Piece::kPartN >= args.n) part_step = 0;
-    load(0);
+    for (int h = 0; h < 2; ++h) rows[h] = int(args.scale_a.offset(min(row + 8 * h, args.m - 1), 0));
+    columns = int(args.scale_b.offset(col, 0));
   }
-  __device__ __forceinline__ void load(int first_k_tile) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
-      const int k_tile = min(first_k_tile + i, num_k_tiles - 1);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) next[i].rows[h] = __ldg(rows[h] + k_tile * row_step);
-#pragma unroll
-      for (int part = 0; part < kColumns; ++part) {
-        next[i].columns[part] =
-            kByColumn ? 0 : __ldg(columns + k_tile * column_step + part * Piece::kPartN / kScaledK * part_step);
-      }
-    }
-  }
-  // Those of the stage that begins with a k tile become the own ones; the next stage's are on their way.
-  __device__ __forceinline__ void begin_stage(int k_tile) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i) own[i] = next[i];
-    load(k_tile + Cfg::kTilesOfStage);
-  }
-  __device__ __forceinline__ StepFactors of_part(int k_tile, int tile_of_stage, int part) const {
-    const Values& values = own[tile_of_stage];
-    if (kByColumn)
-      return {{values.rows[0], values.rows[1]}, columns + min(k_tile + tile_of_stage, num_k_tiles - 1) * column_step};
-    return {{values.rows[0] * values.columns[part], values.rows[1] * values.columns[part]}, nullptr};
+  // Of a part of a tile's columns, in one k tile. What a stage has beyond k is zero, whatever its factor.
+  __device__ __forceinline__ StepFactors load(const Arguments& args, int k_tile, int num_k_tiles, int col,
+                                              int part) const {
+    k_tile = min(k_tile, num_k_tiles - 1);
+    const int row_k = k_tile * int(args.scale_a.stride_k), col_k = k_tile * int(args.scale_b.stride_k);
+    const bool is_inside = col + part * Piece::kPartN < args.n;
+    const int of_part = is_inside ? part * Piece::kPartN / kScaledK * int(args.scale_b.stride_row) : 0;
+    const bool by_column = Piece::kFactors == Factors::columns;
+    return {{__ldg(args.scale_a.data + rows[0] + row_k), __ldg(args.scale_a.data + rows[1] + row_k)},
+            by_column ? 1 : __ldg(args.scale_b.data + columns + col_k + of_part)};
   }
 };
 
-// Sums over all k tiles of a tile, each multiplied by the factors of its blocks if there are such. A step multiplies a
-// part of the columns by a k tile; the sums of the step before it are added meanwhile.
-template <class Cfg, class Piece>
-__device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
-                                                  const StageAddress& first_stage, const Shared& shared,
-                                                  Ring<Cfg::kNumStages>& ring, int num_k_tiles, int row, int col) {
-  constexpr int kPartN = Piece::kPartN, kParts = Piece::kBlockN / kPartN, kAcc = kPartN / 2;
-  constexpr int kSteps = Cfg::kTilesOfStage * kParts;
-  constexpr bool kHasBlocks = Cfg::kFactors != Factors::rows, kByColumn = Cfg::kFactors == Factors::columns;
-  float acc[kAcc];
-  forget_registers(acc);
-  struct NoFactors {};
-  std::conditional_t<kHasBlocks, BlockFactors<Cfg, Piece>, NoFactors> factors = [&] {
-    if constexpr (kHasBlocks)
-      return BlockFactors<Cfg, Piece>(args, num_k_tiles, row, col);
-    else
-      return NoFactors{};
-  }();
+struct NoFactors {
+  __device__ __forceinline__ NoFactors(const Arguments&, int, int) {}
+};
 
-  const auto add_to_total = [&](const StepFactors& own, int part) {
-    float* const to = total + part * kAcc;
-    if constexpr (!kHasBlocks) {
-#pragma unroll
-      for (int i = 0; i < kAcc; ++i) add(to[i], acc[i]);
-    } else if constexpr (!kByColumn) {
-#pragma unroll
-      for (int i = 0; i < kAcc; ++i) add_scaled(to[i], acc[i], own.rows[i / 2 % 2]);
-    } else {
-      const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
-      float pairs[kAcc / 2];
-#pragma unroll
-      for (int i = 0; i < kAcc / 2; ++i)
-        pairs[i] = __ldg(own.columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row);
-#pragma unroll
-      for (int i = 0; i < kAcc; ++i) add_scaled(to[i], acc[i], own.rows[i / 2 % 2] * pairs[i / 4 * 2 + i % 2]);
-    }
-  };
-  const auto multiply = [&](uint32_t stage, int step) {
+// The main loop of a consumer. A step multiplies a part of the columns by a k tile; `sums` hold as many steps as are
+// under way or not yet added.
+template <class Cfg, class Piece>
+struct PromotedLoop {
+  static constexpr int kPartN = Piece::kPartN, kParts = Piece::kBlockN / kPartN, kSums = kPartN / 2;
+  static constexpr int kSteps = Cfg::kTilesOfStage * kParts;  // of a stage
+  static constexpr int kSets = Piece::kSets;
+  static constexpr bool kHasBlocks = Cfg::kFactors != Factors::rows, kByColumn = Cfg::kFactors == Factors::columns;
+
+  float (&total)[Piece::kAcc];
+  const Arguments& args;
+  const StageAddress& first_stage;
+  const Shared& shared;
+  Ring<Cfg::kNumStages>& ring;
+  int num_k_tiles, col;
+  std::conditional_t<kHasBlocks, BlockFactors<Piece>, NoFactors> factors;
+  uint32_t full = opaque(shared.full);
+  uint32_t stage = 0;  // the address of the ring's stage, counted from the first one
+  float sums[kSets][kSums];
+  StepFactors own[kSets];
+  float pairs[kSets][kByColumn ? kSums / 2 : 1];  // of columns that have a factor each
+
+  // The compiler keeps descriptors in uniform registers where a stage's address is made in the same straight piece of
+  // code.
+  __device__ __forceinline__ void begin_stage() {
+    mbarrier_wait_parity(full + ring.stage * 8, ring.phase);
+    stage = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+  }
+
+  __device__ __forceinline__ void multiply(int k_tile, int step, int set) {
     const uint32_t tile = stage + step / kParts * (Cfg::kTileBytes >> 4);
     const uint32_t part = step % kParts * (kPartN * 128 >> 4);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Cfg::kBlockK / Cfg::kMmaK; ++i) {
+    for (int i = 0; i < Cfg::kBlockK / Cfg::kMmaK; ++i)
       wgmma_mma_async_fp8<kPartN, Cfg::kTypeA, Cfg::kTypeB>(
-          acc, matrix_descriptor_at(Cfg::kDescA, first_stage.a + tile + i * Cfg::kStepA),
+          sums[set], matrix_descriptor_at(Cfg::kDescA, first_stage.a + tile + i * Cfg::kStepA),
           matrix_descriptor_at(Cfg::kDescB, first_stage.b + tile + part + i * Cfg::kStepB), i > 0);
-    }
     wgmma_commit_group();
-  };
+    if constexpr (kHasBlocks) load_factors(k_tile + step / kParts, step % kParts, set);
+  }
 
-  // The compiler finds descriptors in uniform registers, without waiting for them, where a stage's address is made in
-  // the same straight piece of code.
-  const uint32_t full = opaque(shared.full);
-  uint32_t stage = 0;
-  const auto begin_stage = [&] {
-    mbarrier_wait_parity(full + ring.stage * 8, ring.phase);
-    stage = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-  };
-  // The first step of the stage is under way; so is the next one's at the end.
-  const auto finish_stage = [&](int k_tile, auto has_next) {
-    if constexpr (kSteps > 1) stage = __shfl_sync(~0u, stage, 0);
+  // They arrive while the step is multiplied.
+  __device__ __forceinline__ void load_factors(int k_tile, int part, int set) {
+    own[set] = factors.load(args, k_tile, num_k_tiles, col, part);
+    if constexpr (kByColumn) {
+      const float* columns = args.scale_b.data + min(k_tile, num_k_tiles - 1) * args.scale_b.stride_k;
+      const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const bool is_last = step + 1 == kSteps;
-      StepFactors own{};
-      if constexpr (kHasBlocks) {
-        if (step == 0) factors.begin_stage(k_tile);
-        own = factors.of_part(k_tile, step / kParts, step % kParts);
-      }
-      const int current = ring.stage;
-      if (is_last) ring.advance();
-      if (is_last && decltype(has_next)::value) begin_stage();
-      wgmma_wait_group<0>();
-      fence_registers(acc);
-      if (is_last) release_stage<Cfg>(shared, current);
-      add_to_total(own, step % kParts);
-      if (!is_last) multiply(stage, step + 1);
-      if (is_last && decltype(has_next)::value) multiply(stage, 0);
+      for (int i = 0; i < kSums / 2; ++i)
+        pairs[set][i] = __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row);
     }
-  };
-  begin_stage();
-  multiply(stage, 0);
+  }
+
+  __device__ __forceinline__ void add_to_total(int step, int set) {
+    float* const to = total + step % kParts * kSums;
+    if constexpr (!kHasBlocks) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) add(to[i], sums[set][i]);
+    } else {
+      const float rows[2] = {own[set].rows[0] * own[set].column, own[set].rows[1] * own[set].column};
+#pragma unroll
+      for (int i = 0; i < kSums; ++i)
+        add_scaled(to[i], sums[set][i],
+                   kByColumn ? own[set].rows[i / 2 % 2] * pairs[set][i / 4 * 2 + i % 2] : rows[i / 2 % 2]);
+    }
+  }
+
+  // The next COUNT stages. With two sets of sums the next step is under way while a step's are added.
+  template <int COUNT>
+  __device__ __forceinline__ void multiply_stages(int k_tile) {
+    constexpr int kAll = COUNT * kSteps;
+    begin_stage();
+    multiply(k_tile, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+      const int step = i % kSteps, current = ring.stage;
+      const bool ends_stage = step + 1 == kSteps, has_next = i + 1 < kAll;
+      if (ends_stage) ring.advance();
+      if (ends_stage && has_next) begin_stage();
+      const auto multiply_next = [&] {
+        multiply(k_tile + (i + 1) / kSteps * Cfg::kTilesOfStage, (i + 1) % kSteps, (i + 1) % kSets);
+      };
+      if (kSets == 2 && has_next) {
+        multiply_next();
+        wgmma_wait_group<1>();
+      } else {
+        wgmma_wait_group<0>();
+      }
+      if (ends_stage) release_stage<Cfg>(shared, current);
+      add_to_total(step, i % kSets);
+      if (kSets == 1 && has_next) multiply_next();
+    }
+  }
+};
+
+// Sums over all k tiles of a tile, each multiplied by the factors of its blocks if there are such. The matrix unit runs
+// dry only after as many stages as the compiler sees at a time: it cannot tell that sums which a loop's last turn left
+// are done.
+template <class Cfg, class Piece>
+__device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
+                                                  const StageAddress& first_stage, const Shared& shared,
+                                                  Ring<Cfg::kNumStages>& ring, int num_k_tiles, int row, int col) {
+  constexpr int kStages = Cfg::kFactors == Factors::columns ? 1 : 4, kTiles = kStages * Cfg::kTilesOfStage;
+  PromotedLoop<Cfg, Piece> loop{total, args, first_stage, shared, ring, num_k_tiles, col, {args, row, col}};
+#pragma unroll
+  for (int set = 0; set < Piece::kSets; ++set) forget_registers(loop.sums[set]);
   int k_tile = 0;
 #pragma unroll 1
-  for (; k_tile + Cfg::kTilesOfStage < num_k_tiles; k_tile += Cfg::kTilesOfStage)
-    finish_stage(k_tile, std::true_type{});
-  finish_stage(k_tile, std::false_type{});
+  for (; k_tile + kTiles <= num_k_tiles; k_tile += kTiles) loop.template multiply_stages<kStages>(k_tile);
+#pragma unroll 1
+  for (; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) loop.template multiply_stages<1>(k_tile);
 }
 
 // total * (the factor of its row * that of its column). A thread's columns come to it through `buffers`, those of the

@@ -8,15 +8,15 @@
 
 namespace tiledmm {
 
-// A consumer's columns are multiplied in parts: the sums of a part over one k tile are added to its totals, while the
-// next part is multiplied.
+// A consumer's columns are multiplied in parts, whose sums over one k tile are added to its totals; with two sets of
+// sums, while the next part is multiplied.
 struct Fp8Tile {
   TileShape shape;
-  int part_n;
+  int part_n, sets;
 };
 inline constexpr Fp8Tile kFp8Tiles[] = {
-    {{128, 256}, 128}, {{128, 192}, 96}, {{128, 128}, 128}, {{128, 64}, 64},
-    {{64, 128}, 128},  {{64, 64}, 64},   {{64, 32}, 32},
+    {{128, 256}, 128, 1}, {{128, 192}, 96, 2}, {{128, 128}, 128, 2}, {{128, 128}, 64, 1},
+    {{128, 64}, 64, 2},   {{64, 128}, 64, 2},  {{64, 64}, 64, 2},    {{64, 32}, 32, 2},
 };
 inline constexpr int kNumFp8Tiles = int(sizeof(kFp8Tiles) / sizeof(Fp8Tile));
 
@@ -26,16 +26,17 @@ constexpr Factors factors_of(const GemmProblem& p) {
   if (p.scaling == Scaling::rows) return Factors::rows;
   return p.scale_b.rows_of_block == 1 ? Factors::columns : Factors::blocks;
 }
-// Whether there is a kernel of this tile for them: each part lies within one block of 128 columns; a thread has
-// registers for the factors of its columns beside few sums; three consumers have no room to store fp32.
-constexpr bool serves(const Fp8Tile& tile, Factors factors, bool) {
+// Whether there is a kernel of this tile for them: parts of one set are for the widest tile, and for columns that have
+// a factor each, beside which a thread has registers for few sums. Parts lie within a block of 128 columns.
+constexpr bool serves(const Fp8Tile& tile, Factors factors, bool is_c_f32) {
+  const bool is_widest = tile.shape.block_n == 256;
   switch (factors) {
     case Factors::rows:
-      return true;
+      return tile.sets == 2 || is_widest;
     case Factors::blocks:
-      return 128 % tile.part_n == 0;
+      return (tile.sets == 2 || (is_widest && !is_c_f32)) && 128 % tile.part_n == 0;
     default:
-      return tile.shape.block_n <= 128;
+      return tile.part_n <= 64;
   }
 }
 

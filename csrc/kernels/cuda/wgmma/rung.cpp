@@ -127,6 +127,11 @@ const char* refuse_fp8(const FoldedProblem& problem, const Chip& chip) {
   if (p.num_batch_dims > 0) return "it has no batch";
   if (p.scaling == Scaling::blocks && (p.dtype_a != DType::e4m3 || p.dtype_b != DType::e4m3))
     return "operands with factors of blocks are e4m3";
+  const auto extent = [&](const Scales& scales, int64_t rows) {
+    return rows / scales.rows_of_block * scales.stride_row + ceil_div(p.k, kScaledK) * scales.stride_k;
+  };
+  if (extent(p.scale_a, p.m) > INT32_MAX || extent(p.scale_b, p.n) > INT32_MAX)
+    return "factors lie 2^31 or more elements apart";
   return refuse(problem, chip);
 }
 
