@@ -139,8 +139,10 @@ def _each_scale(scale: torch.Tensor, rows: int, k: int, k_blocks: int) -> torch.
         return scale.reshape(1, 1).expand(rows, k)
     if scale.dim() == 1:
         scale = scale[:, None]
-    row_of = torch.arange(rows) if scale.shape[0] == rows else torch.arange(rows) // 128
-    k_block_of = torch.arange(k) // 128 if scale.shape[1] == k_blocks else torch.zeros(k, dtype=torch.int64)
+    row_of, k_block_of = (torch.arange(size, device=scale.device) for size in (rows, k))
+    if scale.shape[0] != rows:
+        row_of = row_of // 128
+    k_block_of = k_block_of // 128 if scale.shape[1] == k_blocks else torch.zeros_like(k_block_of)
     return scale[row_of][:, k_block_of]
 
 
