@@ -442,6 +442,7 @@ bool check_sums(DType type_a, DType type_b, const emulator::Elements& elements) 
     double x[32], y[32], exact;
     for (int step = 0; step < 3; ++step) {
       exact = c;
+      double most = std::fabs(c);
       for (int i = 0; i < 32; ++i) {
         // Now and then many zeros, or numbers of about one size.
         uint8_t bits[2];
@@ -455,9 +456,12 @@ bool check_sums(DType type_a, DType type_b, const emulator::Elements& elements) 
         a[i] = elements.a.convert(bits[0]), b[i] = elements.b.convert(bits[1]);
         x[i] = value_of(type_a, bits[0]), y[i] = value_of(type_b, bits[1]);
         exact += x[i] * y[i];
+        most = std::max(most, std::fabs(x[i] * y[i]));
       }
       const float wanted = expected_sum(c, x, y), found = emulator::add_products_of_8_bits(c, a, b);
-      is_right = is_right && found == wanted;
+      // The bound of docs/numerics.md.
+      most = std::max(most, std::fabs(exact));
+      is_right = is_right && found == wanted && std::fabs(found - exact) <= 33 * std::ldexp(most, -13);
       num_cut += double(found) != exact;
       c = found;
     }

@@ -661,8 +661,8 @@ MUTANTS = {
     ),
     "a copy along k is written before it is read": (
         SHARED + "copy_operands.h",
-        "block_barrier();  // the tile is whole",
-        "if (!{on}) block_barrier();",
+        "block_barrier();  // the tile is whole\n  // A warp",
+        "if (!{on}) block_barrier();\n  // A warp",
         COPIED,
     ),
     # C in fp32 of operands in 16 bits.
