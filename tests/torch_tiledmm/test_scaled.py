@@ -301,6 +301,31 @@ def test_autocast_flops_and_operands():
         assert torch.equal(tensor.float(), own.float()) and not out.is_set_to(tensor)
 
 
+def of_hopper(*problem, **options):
+    answer = torch_tiledmm.explain(*problem, device="cuda:sm_90", **options)
+    return answer, next(own for own in answer.candidates if own.algorithm == "wgmma_fp8")
+
+
+@pytest.mark.parametrize(
+    ("k", "layout", "copies"),
+    [(2048, "NT", None), (2048, "NN", "B"), (2048, "TT", "A"), (2048, "TN", "A B"), (2040, "NT", "A B")],
+)
+def test_explain_says_what_hopper_copies_first(k, layout, copies):
+    """What does not lie along k, or has rows that are not 16 bytes apart or a multiple of them."""
+    for a_dtype, b_dtype in itertools.product(("e4m3", "e5m2"), repeat=2):
+        answer, own = of_hopper(512, 1024, k, a_dtype, b_dtype=b_dtype, layout=layout)
+        assert answer.choice == "wgmma_fp8" and own.config.get("copies") == copies
+        assert copies is None or f"copies={copies.split()[0]}" in str(answer)
+
+
+def test_hopper_s_order_of_summation_does_not_depend_on_m():
+    for n, k, layout in ((7168, 2048, "NT"), (77, 391, "NN"), (64, 100000, "TT"), (1, 1, "NT")):
+        for m in (1, 2, 8, 64, 65, 128, 300, 4096, 70000):
+            answer, own = of_hopper(m, n, k, "e4m3", layout=layout)
+            assert answer.choice == "wgmma_fp8" and own.order == "fp8_sums", (m, n, k)
+            assert {own.config[name] for name in ("split_k", "chunks")} == {1} and own.config["block_k"] == 128
+
+
 def test_explain_and_info():
     for dtype, b_dtype in (("e4m3", None), (E5M2, "e4m3")):
         explained = torch_tiledmm.explain(64, 4096, 4096, dtype, b_dtype=b_dtype, device="cpu")

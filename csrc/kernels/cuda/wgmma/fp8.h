@@ -62,7 +62,7 @@ struct BlockFactors {
   __device__ __forceinline__ BlockFactors(const Arguments& args, int row, int col) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows[h] = int(args.scale_a.offset(min(row + 8 * h, args.m - 1), 0));
-    columns = int(args.scale_b.offset(col, 0));
+    columns = int(args.scale_b.offset(min(col, args.n - 1), 0));
   }
   // Of a part of a tile's columns, in one k tile. What a stage has beyond k is zero, whatever its factor.
   __device__ __forceinline__ StepFactors load(const Arguments& args, int k_tile, int num_k_tiles, int col,

@@ -26,19 +26,10 @@ KERNELS += [(dtype, tile, 1) for dtype in (F16, BF16) for tile in WIDE_TILES]
 KERNELS = KERNELS if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else []
 
 
-def compiled_if_chosen(launcher: str, shares: str) -> tuple[str, str, str]:
-    """An edit: a launcher instantiates no kernel that no case runs."""
-    head = f"template <class Cfg>\nconst char* {launcher}(const Task& task) {{\n"
-    chosen = head.replace(launcher, f"really_{launcher}")
-    return (
-        "kernel.h",
-        head,
-        f"{chosen.replace(' {', ';')}{head}  if constexpr (is_compiled<Cfg, {shares}>())\n"
-        f'    return really_{launcher}<Cfg>(task);\n  else\n    return "not compiled";\n}}\n{chosen}',
-    )
-
-
-EDITS = (compiled_if_chosen("launch_config", "false"), compiled_if_chosen("launch_shared", "true"))
+EDITS = tuple(
+    emulation.compiled_if_chosen(launcher, shares)
+    for launcher, shares in (("launch_config", "false"), ("launch_shared", "true"))
+)
 
 SHARED, PLATFORM, SINGLE = "kernels/cuda/shared/", "platform/", "kernels/cuda/09_wgmma_single/kernel_sm90a.cu"
 # Numbers of cases in emulated_wgmma.cpp.
@@ -670,8 +661,8 @@ MUTANTS = {
     ),
     "a copy along k is written before it is read": (
         SHARED + "copy_operands.h",
-        "block_barrier();  // the tile is whole",
-        "if (!{on}) block_barrier();",
+        "block_barrier();  // the tile is whole\n  // A warp",
+        "if (!{on}) block_barrier();\n  // A warp",
         COPIED,
     ),
     # C in fp32 of operands in 16 bits.

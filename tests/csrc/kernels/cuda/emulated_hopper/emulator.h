@@ -13,7 +13,8 @@
 // fences between what a thread writes through a pointer and what the matrix unit or the copy engine reads of it.
 //
 // The matrix instruction is not the unit's own sum: 16 products and C are added in fp64 and truncated to fp32, which
-// shows every change of order all the same.
+// shows every change of order all the same. Products in 8 bits lose what Hopper's unit is known to lose of them
+// (add_products_of_8_bits).
 #pragma once
 
 #include <cuda.h>
@@ -75,6 +76,36 @@ inline float float_of_bits(uint32_t bits) {
   std::memcpy(&x, &bits, 4);
   return x;
 }
+inline uint32_t bits_of_float(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+// c + the products of 32 pairs of numbers in 8 bits, with what Hopper's unit keeps of them: each addend is cut off, not
+// rounded, so many bits behind the point of the one with the largest exponent, and so is the sum behind its own point
+// (DeepGEMM issues #37 and #50; DeepSeek-V3, section 3.5.2; SageAttention 2, whose "FP22" has 13 such bits). The
+// exponent of a product is the sum of its factors' exponents.
+constexpr int kKeptBits = 13;
+inline float add_products_of_8_bits(float c, const float* a, const float* b) {
+  constexpr int kPairs = 32, kNone = -1000;
+  const auto exponent = [](float x) { return int(bits_of_float(x) >> 23 & 0xff) - 127; };
+  double products[kPairs], plain = c;
+  int largest = c == 0 ? kNone : exponent(c);
+  for (int i = 0; i < kPairs; ++i) {
+    products[i] = double(a[i]) * double(b[i]);
+    plain += products[i];
+    if (products[i] != 0) largest = std::max(largest, exponent(a[i]) + exponent(b[i]));
+  }
+  if (!std::isfinite(plain)) return float(plain);
+  if (largest == kNone) return 0;
+  const double units = std::ldexp(1.0, kKeptBits - largest);
+  auto sum = int64_t(c * units);
+  for (const double product : products) sum += int64_t(product * units);
+  int64_t dropped = 1;
+  while (std::llabs(sum / dropped) >> (kKeptBits + 1)) dropped *= 2;
+  return float(double(sum / dropped * dropped) / units);
+}
 constexpr uint32_t kTf32Rest = 0x1fff;  // what tf32 has not of fp32
 inline uint32_t rounded_to_tf32(uint32_t bits) {
   const bool is_finite = (bits >> 23 & 0xff) != 0xff;
@@ -88,6 +119,12 @@ struct Element {
   float (*convert)(uint32_t bits);
 
   int k() const { return kBytesOfK / bytes; }
+  int k_of_row() const { return std::max(k(), 16); }  // with the zeros behind it
+};
+struct Elements {
+  Element a, b;
+  Elements(const Element& both) : a(both), b(both) {}
+  Elements(const Element& a, const Element& b) : a(a), b(b) {}
 };
 inline constexpr Element kHalf{2, [](uint32_t bits) {
                                  __half_raw raw;
@@ -96,6 +133,13 @@ inline constexpr Element kHalf{2, [](uint32_t bits) {
                                }};
 inline constexpr Element kBFloat16{2, [](uint32_t bits) { return float_of_bits(bits << 16); }};
 inline constexpr Element kTf32{4, [](uint32_t bits) { return float_of_bits(bits & ~kTf32Rest); }};
+// fp16 without the lower half of its bits.
+inline constexpr Element kE5M2{1, [](uint32_t bits) { return kHalf.convert(bits << 8); }};
+// No infinities: the exponent of fp16's has another bit, and its bias is 8 more.
+inline constexpr Element kE4M3{1, [](uint32_t bits) {
+                                 if ((bits & 0x7f) == 0x7f) return kGarbage;
+                                 return kHalf.convert((bits & 0x80) << 8 | (bits & 0x7f) << 7) * 256;
+                               }};
 
 // mbarrier
 struct Barrier {
@@ -121,7 +165,7 @@ struct MatrixInstruction {
   float* acc;
   int width;
   bool adds, has_fragment;
-  Element element;
+  Elements elements;
   MatrixOperand a, b;
   const uint32_t* registers;  // of A's fragment
   uint32_t fragment[4];
@@ -314,6 +358,9 @@ void for_each_unit(const TensorMap& map, uint32_t smem, const Visit& visit) {
   }
 }
 
+// Which addresses kernels may read by __ldg; none: all.
+inline std::function<bool(const void*)> may_read;
+
 // Whether a kernel may begin to copy before it knows that those before it are done.
 inline bool may_copy_early = false;
 inline void check_start() {
@@ -397,11 +444,11 @@ inline void store_box(const void* map_data, int inner, int outer, int item, uint
 // ---- the matrix unit
 
 // A thread's part of an instruction. A: in shared memory or, not null, a fragment.
-inline void issue(float* acc, int width, Element element, MatrixOperand a, const uint32_t* fragment, MatrixOperand b,
-                  bool adds) {
+inline void issue(float* acc, int width, const Elements& elements, MatrixOperand a, const uint32_t* fragment,
+                  MatrixOperand b, bool adds) {
   Fiber& own = *current;
   if (!own.is_fenced) fail("a matrix instruction without a fence before it");
-  MatrixInstruction made{acc, width, adds, fragment != nullptr, element, a, b, fragment, {}, {acc, acc + width / 2}};
+  MatrixInstruction made{acc, width, adds, fragment != nullptr, elements, a, b, fragment, {}, {acc, acc + width / 2}};
   if (fragment) std::memcpy(made.fragment, fragment, sizeof made.fragment);
   std::fill(acc, acc + width / 2, kGarbage);  // what an earlier one makes of them, it hands on
   own.waiting.push_back(std::move(made));
@@ -424,17 +471,18 @@ inline uint32_t element_address(const MatrixOperand& operand, int bytes, int row
   return swizzled(address, width);
 }
 
-// Row by row of an operand, 16 along k: zeros behind what an instruction takes.
+// Row by row of an operand, at least 16 along k: zeros behind what an instruction takes.
 inline std::vector<float> rows_at(Block& from, const MatrixOperand& operand, int first, int num_rows,
                                   const Element& element) {
-  std::vector<float> rows(size_t(num_rows) * 16);
+  const int pitch = element.k_of_row();
+  std::vector<float> rows(size_t(num_rows) * size_t(pitch));
   uint32_t begin = ~0u, end = 0;
   for (int row = 0; row < num_rows; ++row) {
     for (int k = 0; k < element.k(); ++k) {
       const uint32_t address = element_address(operand, element.bytes, first + row, k);
       uint32_t bits = 0;
       std::memcpy(&bits, memory_at(from, address), size_t(element.bytes));
-      rows[size_t(row * 16 + k)] = element.convert(bits);
+      rows[size_t(row * pitch + k)] = element.convert(bits);
       begin = std::min(begin, address);
       end = std::max(end, address + uint32_t(element.bytes));
     }
@@ -465,10 +513,13 @@ inline bool execute(Block& from, size_t warp) {
   if (std::any_of(fibers, fibers + kWarp, [](const Fiber& fiber) { return fiber.waiting.empty(); })) return false;
   const MatrixInstruction& first = fibers[0].waiting.front();
   const MatrixOperand operand_a = first.a, operand_b = first.b;
+  const Elements elements = first.elements;
   const std::vector<float> a = first.has_fragment
-                                   ? rows_of_fragments(fibers, first.element)
-                                   : rows_at(from, operand_a, int(warp % 4) * kRowsOfWarp, kRowsOfWarp, first.element);
-  const std::vector<float> b = rows_at(from, operand_b, 0, first.width, first.element);
+                                   ? rows_of_fragments(fibers, elements.a)
+                                   : rows_at(from, operand_a, int(warp % 4) * kRowsOfWarp, kRowsOfWarp, elements.a);
+  const std::vector<float> b = rows_at(from, operand_b, 0, first.width, elements.b);
+  const auto add = elements.a.bytes == 1 ? add_products_of_8_bits : add_products;
+  const int pitch = elements.a.k_of_row();
   for (int lane = 0; lane < kWarp; ++lane) {
     Fiber& fiber = fibers[lane];
     MatrixInstruction own = std::move(fiber.waiting.front());
@@ -476,8 +527,8 @@ inline bool execute(Block& from, size_t warp) {
     if (own.a != operand_a || own.b != operand_b) fail("the threads of a warp differ");
     for (int i = 0; i < own.width / 2; ++i) {
       const int row = lane / 4 + 8 * (i / 2 % 2), col = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      own.values[size_t(i)] =
-          add_products(own.adds ? own.values[size_t(i)] : 0, &a[size_t(row * 16)], &b[size_t(col * 16)]);
+      float& sum = own.values[size_t(i)];
+      sum = add(own.adds ? sum : 0, &a[size_t(row * pitch)], &b[size_t(col * pitch)]);
     }
     const auto next = std::find_if(fiber.waiting.begin(), fiber.waiting.end(),
                                    [&](const MatrixInstruction& later) { return later.acc == own.acc; });
@@ -650,15 +701,12 @@ inline void run_each_thread(int64_t num_blocks, int num_threads, const std::func
 
 using std::max;
 using std::min;
-inline uint32_t __float_as_uint(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-inline float __uint_as_float(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
+inline uint32_t __float_as_uint(float x) { return emulator::bits_of_float(x); }
+inline float __uint_as_float(uint32_t bits) { return emulator::float_of_bits(bits); }
+template <class V>
+V __ldg(const V* from) {
+  if (emulator::may_read && !emulator::may_read(from)) emulator::fail("a read of what is no element");
+  return *from;
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }

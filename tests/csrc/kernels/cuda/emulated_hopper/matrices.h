@@ -48,7 +48,7 @@ struct Matrix {
 };
 
 // The products of 16 after 16, as instructions take them, from zero on, in chunks whose sums are added in their order.
-float sum_products(const std::vector<float>& a, const std::vector<float>& b, int chunk_k) {
+[[maybe_unused]] float sum_products(const std::vector<float>& a, const std::vector<float>& b, int chunk_k) {
   float total = -0.0f;
   for (size_t chunk = 0; chunk < a.size(); chunk += size_t(chunk_k)) {
     float sum = 0;

@@ -1,6 +1,7 @@
-// The instructions of csrc/kernels/cuda/shared/ptx_sm90.h that wgmma_single, wgmma and wgmma_split use, emulated.
+// The instructions of csrc/kernels/cuda/shared/ptx_sm90.h that the wgmma kernels use, emulated.
 #pragma once
 
+#include "core/problem.h"
 #include "emulator.h"
 
 namespace tiledmm::cuda {
@@ -135,10 +136,18 @@ template <int COUNT>
 void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) total[i] += sums[i];
 }
+inline void add(float& total, float sum) { total += sum; }
+inline void add_scaled(float& total, float sum, float factor) { total = std::fma(sum, factor, total); }
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
   constexpr emulator::Element kElement = std::is_same_v<T, __half> ? emulator::kHalf : emulator::kBFloat16;
   emulator::issue(acc, MMA_N, kElement, {desc_a, !A_IS_M_MAJOR}, nullptr, {desc_b, !B_IS_N_MAJOR}, adds_to_acc);
+}
+template <int MMA_N, DType TYPE_A, DType TYPE_B>
+void wgmma_mma_async_fp8(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  constexpr auto element_of = [](DType dtype) { return dtype == DType::e4m3 ? emulator::kE4M3 : emulator::kE5M2; };
+  emulator::issue(acc, MMA_N, {element_of(TYPE_A), element_of(TYPE_B)}, {desc_a, true}, nullptr, {desc_b, true},
+                  adds_to_acc);
 }
 template <int MMA_N>
 void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
