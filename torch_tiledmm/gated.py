@@ -146,7 +146,7 @@ def _layers(module: nn.Module) -> tuple[Any, ...]:
 def _is_plain(layer: nn.Module | None) -> bool:
     """Whether to call a layer is to multiply by its weight and to add its bias."""
     if type(layer) is TiledLinear:
-        if layer.activation != "none" or layer.out_dtype is not None:
+        if layer.activation != "none" or layer.out_dtype is not None or layer.precision is not None:
             return False
     elif type(layer) is not nn.Linear:
         return False
