@@ -82,6 +82,8 @@ def quantized_linear(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """The same by a weight that is stored in FP8; of gradients, those of the input and of the bias."""
+    if precision not in RECIPES:
+        raise ValueError(f"precision: got {precision!r}, expected one of {', '.join(RECIPES)}")
     input, autocast_dtype = _under_autocast(input)
     out_dtype = out_dtype or autocast_dtype or input.dtype
 
@@ -215,7 +217,8 @@ class _QuantizedLinear(torch.autograd.Function):
         grad_x = grad_bias = None
         with torch.autocast(grad.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                weight = dequantized_weight(*ctx.saved_tensors, grad.dtype)
+                q, scale = ctx.saved_tensors
+                weight = dequantized_weight(q, scale, grad.dtype)
                 grad_x = matmul(grad, weight, algorithm=ctx.algorithm).to(x_dtype)
             if ctx.needs_input_grad[3]:
                 grad_bias = torch.ops.tiledmm.ordered_sum.default(grad, [0]).squeeze(0).to(bias_dtype)

@@ -61,6 +61,9 @@ class TiledGatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
+        if gate.precision is not None or up.precision is not None:
+            halves = torch.ops.tiledmm.gated.default(gate(x), up(x), activation=self.activation)
+            return self.down_proj(halves)  # type: ignore[no-any-return]
         product = gated_linear(
             x,
             gate.weight,

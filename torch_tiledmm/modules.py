@@ -250,9 +250,9 @@ def replace_linear(
 
 
 def restore_linear(model: nn.Module) -> LinearSwap:
-    """Undoes `replace_linear`: every replaced layer has its former class again.
+    """Undoes `replace_linear` and `quantize_linear`: every replaced layer has its former class again.
 
-    What was made as TiledLinear becomes nn.Linear.
+    What was made as TiledLinear becomes nn.Linear, and what was quantised what it was before, see `quantize_linear`.
 
     Returns:
         The names replaced; skipped are layers with an activation or an out_dtype, which nn.Linear cannot do, those
@@ -267,11 +267,15 @@ def restore_linear(model: nn.Module) -> LinearSwap:
     for name, module in model.named_modules():
         if not isinstance(module, TiledLinear):
             continue
-        former_class = nn.Linear if type(module) is TiledLinear else vars(type(module)).get("_former_class")
+        restore = vars(type(module)).get("_restore")  # of QuantizedLinear alone
+        former_class = nn.Linear if type(module) is TiledLinear or restore else vars(type(module)).get("_former_class")
         if former_class is None:
             swap.skipped.append((name, f"{type(module).__name__} was made from TiledLinear, undo that first"))
         elif _is_bypassed(module):
             swap.skipped.append((name, "a forward was put on it, which may call TiledLinear's; remove that first"))
+        elif restore:
+            restore(module)
+            swap.replaced.append(name)
         elif module.activation != "none":
             swap.skipped.append(
                 (name, f"its activation is {module.activation!r}, which {former_class.__name__} has not")
