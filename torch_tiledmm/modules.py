@@ -267,7 +267,7 @@ def restore_linear(model: nn.Module) -> LinearSwap:
     for name, module in model.named_modules():
         if not isinstance(module, TiledLinear):
             continue
-        restore = vars(type(module)).get("_restore")  # of QuantizedLinear alone
+        restore = _restore_of(module)
         former_class = nn.Linear if type(module) is TiledLinear or restore else vars(type(module)).get("_former_class")
         if former_class is None:
             swap.skipped.append((name, f"{type(module).__name__} was made from TiledLinear, undo that first"))
@@ -395,7 +395,7 @@ def _bypasses(module: nn.Module) -> Iterator[str]:
     def tiled(*children: str) -> str:
         return " and ".join(name for name in children if isinstance(getattr(module, name, None), TiledLinear))
 
-    if isinstance(module, TiledLinear):
+    if isinstance(module, TiledLinear) and not _restore_of(module):
         for method in ("forward", "__call__"):
             if getattr(type(module), method) is not getattr(TiledLinear, method):
                 name = type(module).__name__
@@ -408,6 +408,11 @@ def _bypasses(module: nn.Module) -> Iterator[str]:
             "gradients: its fast path reads the weights; torch.backends.mha.set_fastpath_enabled(False) "
             "switches that off"
         )
+
+
+def _restore_of(module: nn.Module) -> Callable[[nn.Module], None] | None:
+    """What gives a QuantizedLinear its former class; None for others, and for what somebody made of that class."""
+    return vars(type(module)).get("_restore")
 
 
 def _check_module(function: str, model: object) -> None:
