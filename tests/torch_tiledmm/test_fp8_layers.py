@@ -2,7 +2,7 @@
 
 What a layer must give is computed in float64 from operands that are rounded here, by a few lines of torch's functions.
 Planted bugs that these tests caught: the scales of a turned 128 x 128 block not turned; a weight's gradient in FP8
-where "wide" is asked for, and the other way round; scales of a weight's gradient by 128 x 128; an input that is not cast
+where "wide" is asked for, and the other way round; scales of a weight's gradient by 128 x 128; an input not cast
 under autocast; an activation that training leaves out; a layer cast with its weight of 8 bits; sums of a weight-only
 product that are rounded before the scale; blocks of one row of a weight; an input kept for a weight that is frozen;
 tangents that are lost; a context's algorithm that backward does not know; parameters restored in another order; a gated
