@@ -26,7 +26,7 @@ import torch_tiledmm
 from torch_tiledmm import QuantizedLinear, TiledGatedMLP, TiledLinear, quantize_linear, replace_linear, restore_linear
 from torch_tiledmm.testing import assert_close
 from torch_tiledmm.testing.cases import assert_same_bits
-from torch_tiledmm.testing.reference import _expect
+from torch_tiledmm.testing.reference import Sums, _expect, short_sums
 
 E4M3 = torch.float8_e4m3fn
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
@@ -65,9 +65,9 @@ def rounded_weight(x, precision):
 def expect(a, b_t, bias, out_dtype, device, activation="none"):
     """A product of what operands stand for, by scaled_matmul: the scales are four roundings more."""
     k = a.shape[1]
-    more = (-(-k // 128) + 6, 2.0**-12) if is_hopper(device) else (k + 6, 0.0)
+    sums = short_sums(k) if is_hopper(device) else Sums(k + 6)
     return _expect(
-        f"{tuple(a.shape)} by {tuple(b_t.shape)}", a, b_t.mT, bias, activation, out_dtype=out_dtype, sums=more
+        f"{tuple(a.shape)} by {tuple(b_t.shape)}", a, b_t.mT, bias, activation, out_dtype=out_dtype, sums=sums
     )
 
 
