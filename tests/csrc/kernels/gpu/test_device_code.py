@@ -32,10 +32,11 @@ NOT_FOR_SM_80 = (
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: instances of their own, and parts
 # of others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08. Instances:
-# the tables kWgmmaInstances, kSimtInstances, kMmaAsyncInstances.
+# the tables kWgmmaInstances, kFp8Instances, kSimtInstances, kMmaAsyncInstances.
 LIKE_OTHERS = (
     *("06_mma_cached", "07_mma_double_buffered"),
     *(f"wgmma/instances_sm90a.{i}" for i in range(18) if i not in (2, 4, 8, 14, 16)),
+    *(f"wgmma/fp8_instances_sm90a.{i}" for i in (1, 5, 7, 8, 9, 10, 11)),  # other dtypes of operands and of C
     *(f"simt_pipelined/instances.{i}" for i in (1, 2)),  # the last one has kernels for groups
     *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5)),
 )
@@ -266,6 +267,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
+        # Two of wgmma_fp8 that have factors of blocks keep two numbers there.
         # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
         # loop there, too.
         spills = {"02": 24, "04": 148, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
