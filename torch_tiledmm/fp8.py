@@ -117,7 +117,8 @@ def weight_only_product(
     The weight is converted to the dtype of `x`, which holds it exactly. A kernel that reads 8 bits beside 16 would come
     here, in the place of all of it.
     """
-    sums = matmul(x, q.to(x.dtype).mT, algorithm=algorithm, out_dtype=torch.float32)
+    wide = torch.ops.tiledmm._widen_float8.default(q, x.dtype)
+    sums = matmul(x, wide.mT, algorithm=algorithm, out_dtype=torch.float32)
     sums = sums.mul_(scale.mT)
     if bias is not None:
         sums = sums.add_(bias)

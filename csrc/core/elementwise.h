@@ -5,7 +5,10 @@
 // A gated pair has `other`, too: y[i] = function(x[i]) * other[i], or, where grad is given, both gradients:
 // y[i] = grad[i] * other[i] * function'(x[i]) and y_other[i] = grad[i] * function(x[i]).
 //
-// All operands are contiguous and have one dtype. They are computed in the accumulator's type and rounded once.
+// x of 8 bits is widened: y[i] = x[i], of dtype_y.
+//
+// All operands are contiguous and have one dtype otherwise. They are computed in the accumulator's type and rounded
+// once.
 #pragma once
 
 #include <cstdint>

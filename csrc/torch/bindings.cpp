@@ -67,6 +67,8 @@ TORCH_LIBRARY(tiledmm, m) {
       tags);
   // Raises where groups' ends, on the CPU, decrease or leave so many rows, or elements of k.
   m.def("_check_offs(Tensor offs, int size) -> ()");
+  // Elements of 8 bits in a wider dtype, which holds them exactly.
+  m.def("_widen_float8(Tensor x, ScalarType dtype) -> Tensor", tags);
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
   m.def(

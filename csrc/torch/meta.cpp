@@ -1,5 +1,6 @@
 // Meta kernels of the operators, which torch's fake tensors use, too: the checks of the real ones and an empty result.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include "torch/quantize.h"
@@ -99,6 +100,11 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
   return grouped_matmul(a, gate, offs, gate_bias, out_dtype, "none", algorithm);
 }
 
+Tensor widen_float8(const Tensor& x, at::ScalarType dtype) {
+  const Tensor dense = x.is_non_overlapping_and_dense() ? x : x.contiguous();
+  return at::empty_like(dense, dense.options().dtype(dtype));
+}
+
 Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                      const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
                      std::string_view algorithm) {
@@ -156,6 +162,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("_widen_float8", &widen_float8);
   m.impl("ordered_sum", &ordered_sum);
   m.impl("quantize_rows", &quantize_rows);
   m.impl("quantize_blocks", &quantize_blocks);

@@ -1,6 +1,7 @@
 // CPU and CUDA (which is ROCm, too) kernels of products of operands of 8 bits with scales. Where no kernel reads 8
 // bits, the operands are widened, and the product is one of the other kernels'.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <utility>
@@ -39,11 +40,27 @@ Tensor repeated(const Tensor& scale, int64_t dim, int64_t count, int64_t size) {
   return scale.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1).narrow(dim, 0, size);
 }
 
+// An operand of 8 bits in a wider dtype, which holds it exactly.
+Tensor widen_float8(const Tensor& operand, at::ScalarType dtype) {
+  const std::optional<DType> own = fp8_dtype_of(operand.scalar_type());
+  const bool is_known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+  TORCH_CHECK_TYPE(own && is_known, "tiledmm: got ", operand.scalar_type(), " to be widened to ", dtype,
+                   "; accepted are float8_e4m3fn and float8_e5m2, and float32, float16 and bfloat16");
+  const Tensor dense = operand.is_non_overlapping_and_dense() ? operand : operand.contiguous();
+  if (!operand.is_cpu()) return dense.to(dtype);
+  const Tensor wide = at::empty_like(dense, dense.options().dtype(dtype));
+  ElementwiseProblem problem{Function::relu,         *own,    dense.numel(),
+                             dense.const_data_ptr(), nullptr, wide.mutable_data_ptr()};
+  problem.dtype_y = *dtype_of(dtype);
+  run(problem, dense.device());
+  return wide;
+}
+
 // An operand in fp32, with its blocks' scales multiplied in.
 Tensor scaled_operand(const Tensor& operand, const Tensor& scale, int64_t row_dim, int32_t rows_of_block) {
   const int64_t k_dim = 1 - row_dim;
   const Tensor of_rows = repeated(scale, row_dim, rows_of_block, operand.size(row_dim));
-  return operand.to(at::kFloat).mul_(repeated(of_rows, k_dim, kScaledK, operand.size(k_dim)));
+  return widen_float8(operand, at::kFloat).mul_(repeated(of_rows, k_dim, kScaledK, operand.size(k_dim)));
 }
 
 // The operands of a product, all checked; scales as matrices, a bias, if it is defined, in the dtype of C.
@@ -57,8 +74,10 @@ Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Act
                      const Tensor& sums) {
   const bool has_blocks = shape.scaling == Scaling::blocks;
   // Both dtypes of 8 bits are exact in bf16.
-  const Tensor a = has_blocks ? scaled_operand(own.a, own.scale_a, 0, shape.rows_of_block_a) : own.a.to(at::kBFloat16);
-  const Tensor b = has_blocks ? scaled_operand(own.b, own.scale_b, 1, shape.rows_of_block_b) : own.b.to(at::kBFloat16);
+  const Tensor a =
+      has_blocks ? scaled_operand(own.a, own.scale_a, 0, shape.rows_of_block_a) : widen_float8(own.a, at::kBFloat16);
+  const Tensor b =
+      has_blocks ? scaled_operand(own.b, own.scale_b, 1, shape.rows_of_block_b) : widen_float8(own.b, at::kBFloat16);
   GemmProblem problem{};
   problem.dtype_a = problem.dtype_b = has_blocks ? DType::f32 : DType::bf16;
   problem.dtype_c = problem.dtype_bias = DType::f32;
@@ -130,7 +149,13 @@ Outcome scaled_into(const Tensor& a, const Tensor& b, const Tensor& scale_a, con
   return outcome;
 }
 
-TORCH_LIBRARY_IMPL(tiledmm, CPU, m) { m.impl("scaled_matmul", &scaled_matmul); }
-TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) { m.impl("scaled_matmul", &scaled_matmul); }
+TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
+  m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("_widen_float8", &widen_float8);
+}
+TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
+  m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("_widen_float8", &widen_float8);
+}
 
 }  // namespace tiledmm

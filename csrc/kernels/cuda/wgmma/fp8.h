@@ -53,8 +53,8 @@ struct StepFactors {
   float rows[2], column;
 };
 
-// The factors that a stage's steps need are on their way while the stage before it is multiplied. Beyond C, and beyond
-// k, another's factor serves: what it multiplies is not stored, or zero.
+// The factors that a stage's steps need are on their way while the stage before it is multiplied. Beyond C, another's
+// factor serves: what it multiplies is not stored. Beyond k it is zero, like the sums there.
 template <class Cfg, class Piece>
 struct BlockFactors {
   static constexpr bool kByColumn = Cfg::kFactors == Factors::columns;
@@ -76,15 +76,16 @@ struct BlockFactors {
   __device__ __forceinline__ void load(const Arguments& args, int first_k_tile) {
 #pragma unroll
     for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
-      const int k_tile = min(first_k_tile + i, num_k_tiles - 1);
+      const bool is_inside = first_k_tile + i < num_k_tiles;
+      const int k_tile = is_inside ? first_k_tile + i : 0;
       const float* of_rows = args.scale_a.data + k_tile * int(args.scale_a.stride_k);
       const float* of_columns = args.scale_b.data + k_tile * int(args.scale_b.stride_k);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) next[i].rows[h] = __ldg(of_rows + rows[h]);
+      for (int h = 0; h < 2; ++h) next[i].rows[h] = is_inside ? __ldg(of_rows + rows[h]) : 0;
 #pragma unroll
       for (int part = 0; part < kColumns; ++part) {
         const int step = part * Piece::kPartN / kScaledK * part_step;
-        next[i].columns[part] = kByColumn ? 1 : __ldg(of_columns + columns + step);
+        next[i].columns[part] = kByColumn || !is_inside ? 0 : __ldg(of_columns + columns + step);
       }
     }
   }
@@ -150,11 +151,13 @@ struct PromotedLoop {
 
   // They arrive while the step is multiplied.
   __device__ __forceinline__ void load_pairs(int k_tile, int part, int set) {
-    const float* columns = args.scale_b.data + min(k_tile, num_k_tiles - 1) * args.scale_b.stride_k;
+    const bool is_inside = k_tile < num_k_tiles;
+    const float* columns = args.scale_b.data + (is_inside ? k_tile : 0) * args.scale_b.stride_k;
     const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kSums / 2; ++i)
-      pairs[set][i] = __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row);
+      pairs[set][i] =
+          is_inside ? __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row) : 0;
   }
 
   __device__ __forceinline__ void add_to_total(int step, int set) {
@@ -219,7 +222,7 @@ __device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], c
 }
 
 // total * (the factor of its row * that of its column). A thread's columns come to it through `buffers`, those of the
-// consumer's stores, as in add_bias.
+// consumer's stores, as in add_bias: whoever writes there next waits for all threads first.
 template <class Cfg>
 __device__ __forceinline__ void scale_block_tile(float (&total)[Cfg::kAcc], const float (&rows)[2],
                                                  const float (&own_columns)[2], char* buffers, int barrier_id) {
@@ -238,7 +241,6 @@ __device__ __forceinline__ void scale_block_tile(float (&total)[Cfg::kAcc], cons
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[4 * j + i] *= rows[i / 2] * (i % 2 ? pair.y : pair.x);
   }
-  named_barrier_sync(barrier_id, kWarpgroup);  // all have read them
 }
 
 template <DType TYPE_A, DType TYPE_B, class C, int TILE, Factors FACTORS>
