@@ -50,10 +50,12 @@ from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul, scaled_matmul  # noqa: E402
 from .quantize import quantize_blocks, quantize_rows  # noqa: E402
+from .quantized import QuantizedLinear, quantize_linear  # noqa: E402
 
 __all__ = [
     "ExpertRouting",
     "LinearSwap",
+    "QuantizedLinear",
     "TiledGatedMLP",
     "TiledLinear",
     "addmm",
@@ -70,6 +72,7 @@ __all__ = [
     "linear",
     "matmul",
     "quantize_blocks",
+    "quantize_linear",
     "quantize_rows",
     "replace_gated_mlp",
     "replace_linear",

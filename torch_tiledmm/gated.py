@@ -61,6 +61,9 @@ class TiledGatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
+        if gate.precision is not None or up.precision is not None:
+            halves = torch.ops.tiledmm.gated.default(gate(x), up(x), activation=self.activation)
+            return self.down_proj(halves)  # type: ignore[no-any-return]
         product = gated_linear(
             x,
             gate.weight,
@@ -146,7 +149,7 @@ def _layers(module: nn.Module) -> tuple[Any, ...]:
 def _is_plain(layer: nn.Module | None) -> bool:
     """Whether to call a layer is to multiply by its weight and to add its bias."""
     if type(layer) is TiledLinear:
-        if layer.activation != "none" or layer.out_dtype is not None:
+        if layer.activation != "none" or layer.out_dtype is not None or layer.precision is not None:
             return False
     elif type(layer) is not nn.Linear:
         return False

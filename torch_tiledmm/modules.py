@@ -16,9 +16,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from .dispatch import ACTIVATIONS, DTYPES, check_algorithm
+from .fp8 import check_precision, fp8_linear
 from .ops import has_own_products, linear
 
-_ATTRIBUTES = ("algorithm", "activation", "out_dtype")
+_ATTRIBUTES = ("algorithm", "activation", "out_dtype", "precision", "weight_grad")
 # Where a layer may hold the forward of its class, bound to itself: accelerate's hooks keep it in the second while they
 # are on the layer, and leave it in the first when they go.
 _PLACES_OF_FORWARD = ("forward", "_old_forward")
@@ -37,12 +38,20 @@ class TiledLinear(nn.Linear):
         algorithm: as in `torch_tiledmm.linear`, for any device; what the layer's own cannot serve is refused when it
             is called.
         activation, out_dtype: as in `torch_tiledmm.linear`.
+        precision: None, or how operands are rounded to float8_e4m3fn whenever the layer is called: "fp8_row" with a
+            scale for each row of the input and of the weight, "fp8_block" with one for each 1 x 128 of the input and
+            each 128 x 128 of the weight. Products are those of `torch_tiledmm.scaled_matmul`; the input's gradient is
+            such a product, too. Parameters keep their dtype: float32, float16 or bfloat16, also under autocast.
+        weight_grad: with a precision, "wide" for a weight's gradient of operands that are not rounded, or "fp8".
 
-    The last three are attributes and may be changed at any time; print shows what is not the default. They are pickled,
+    Of a row, the bits of the result and of the input's gradient do not depend on the batch with a precision either.
+    Gradients of it are those of the product, as if nothing was rounded; they have none themselves.
+
+    The last five are attributes and may be changed at any time; print shows what is not the default. They are pickled,
     and no part of the state_dict.
 
     Raises:
-        ValueError: an algorithm or an activation that is not known.
+        ValueError: an algorithm, an activation, a precision or a weight_grad that is not known.
     """
 
     # Of layers that no constructor of this class has made: `replace_linear` changes the class of those that exist, and
@@ -50,6 +59,8 @@ class TiledLinear(nn.Linear):
     algorithm = "auto"
     activation = "none"
     out_dtype: torch.dtype | None = None
+    precision: str | None = None
+    weight_grad = "wide"
     __constants__ = [*nn.Linear.__constants__, *_ATTRIBUTES]  # what TorchScript sees of a class
 
     def __init__(
@@ -63,17 +74,30 @@ class TiledLinear(nn.Linear):
         algorithm: str = "auto",
         activation: str = "none",
         out_dtype: torch.dtype | None = None,
+        precision: str | None = None,
+        weight_grad: str = "wide",
     ) -> None:
         check_algorithm(algorithm)
+        check_precision(precision, weight_grad)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
         super().__init__(in_features, out_features, bias, device, dtype)
         self.algorithm = algorithm
         self.activation = activation
         self.out_dtype = out_dtype
+        self.precision = precision
+        self.weight_grad = weight_grad
 
     @classmethod
-    def from_linear(cls, layer: nn.Linear, *, algorithm: str = "auto", activation: str = "none") -> TiledLinear:
+    def from_linear(
+        cls,
+        layer: nn.Linear,
+        *,
+        algorithm: str = "auto",
+        activation: str = "none",
+        precision: str | None = None,
+        weight_grad: str = "wide",
+    ) -> TiledLinear:
         """A new layer that shares weight and bias with `layer` and has its training flag.
 
         Hooks and other attributes are not carried over, nor is the activation of a TiledLinear; `replace_linear`
@@ -82,7 +106,7 @@ class TiledLinear(nn.Linear):
         Raises:
             TypeError: `layer` is not an nn.Linear, has a `forward` of its own, in its class or on itself as a hook of
                 accelerate puts it there, or cannot be tiled.
-            ValueError: an algorithm or an activation that is not known.
+            ValueError: an algorithm, an activation, a precision or a weight_grad that is not known.
         """
         if not isinstance(layer, nn.Linear) or type(layer).forward not in (nn.Linear.forward, TiledLinear.forward):
             raise TypeError(f"layer: got a {type(layer).__name__}, expected a torch.nn.Linear with the forward of that")
@@ -94,7 +118,14 @@ class TiledLinear(nn.Linear):
         if reason:
             raise TypeError(f"layer: got a {type(layer).__name__} that cannot be tiled: {reason}")
         tiled = cls(
-            layer.in_features, layer.out_features, bias=False, device="meta", algorithm=algorithm, activation=activation
+            layer.in_features,
+            layer.out_features,
+            bias=False,
+            device="meta",
+            algorithm=algorithm,
+            activation=activation,
+            precision=precision,
+            weight_grad=weight_grad,
         )
         tiled.weight, tiled.bias = layer.weight, layer.bias
         return tiled.train(layer.training)
@@ -106,10 +137,21 @@ class TiledLinear(nn.Linear):
         super().__setattr__(name, value)
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(
+        if self.precision is None:
+            return linear(
+                input,
+                self.weight,
+                self.bias,
+                activation=self.activation,
+                algorithm=self.algorithm,
+                out_dtype=self.out_dtype,
+            )
+        return fp8_linear(
             input,
             self.weight,
             self.bias,
+            precision=self.precision,
+            weight_grad=self.weight_grad,
             activation=self.activation,
             algorithm=self.algorithm,
             out_dtype=self.out_dtype,
@@ -143,6 +185,8 @@ def replace_linear(
     model: nn.Module,
     *,
     algorithm: str = "auto",
+    precision: str | None = None,
+    weight_grad: str = "wide",
     module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> LinearSwap:
     """Turns the linear layers of `model` into TiledLinear, in place.
@@ -157,6 +201,8 @@ def replace_linear(
             name.
         algorithm: the attribute of each layer that is replaced. For a while, or for layers that are tiled already,
             there is `torch_tiledmm.use_algorithm`.
+        precision, weight_grad: attributes of each layer that is replaced, see `TiledLinear`. A model's last layer, and
+            small ones, often are better left out of it, by the filter and a second call.
         module_filter_fn: called as (module, fully qualified name) for each nn.Linear and subclass of it; True
             replaces. The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its
             methods: TiledLinear is put between it and nn.Linear, so in a `forward` of its own
@@ -170,10 +216,12 @@ def replace_linear(
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: an algorithm that is not known.
+        ValueError: an algorithm, a precision or a weight_grad that is not known.
     """
     _check_module("replace_linear", model)
     check_algorithm(algorithm)
+    check_precision(precision, weight_grad)
+    attributes = {"algorithm": algorithm, "precision": precision, "weight_grad": weight_grad}
     swap = LinearSwap()
     conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", ())
     for name, module in model.named_modules():
@@ -185,12 +233,14 @@ def replace_linear(
         if not isinstance(module, nn.Linear):
             continue
         reason = _reason_to_keep(module) or _refusal(module, name, module_filter_fn)
+        if not reason and precision is not None and module.weight.dtype == torch.float64:
+            reason = f"{module.weight.dtype} has no precision {precision!r}"
         if reason:
             swap.skipped.append((name, reason))
         else:
             _change_class(module, _tiled_class(type(module)))  # type: ignore[arg-type]  # mypy: a class is not Hashable
-            if algorithm != "auto":
-                vars(module)["algorithm"] = algorithm
+            changed = {key: value for key, value in attributes.items() if value != getattr(TiledLinear, key)}
+            vars(module).update(changed)
             swap.replaced.append(name)
     for name, module in model.named_modules():
         swap.warnings.extend(f"{name or 'the model itself'} {bypass}" for bypass in _bypasses(module))
@@ -200,9 +250,9 @@ def replace_linear(
 
 
 def restore_linear(model: nn.Module) -> LinearSwap:
-    """Undoes `replace_linear`: every replaced layer has its former class again.
+    """Undoes `replace_linear` and `quantize_linear`: every replaced layer has its former class again.
 
-    What was made as TiledLinear becomes nn.Linear.
+    What was made as TiledLinear becomes nn.Linear, and what was quantised what it was before, see `quantize_linear`.
 
     Returns:
         The names replaced; skipped are layers with an activation or an out_dtype, which nn.Linear cannot do, those
@@ -217,11 +267,15 @@ def restore_linear(model: nn.Module) -> LinearSwap:
     for name, module in model.named_modules():
         if not isinstance(module, TiledLinear):
             continue
-        former_class = nn.Linear if type(module) is TiledLinear else vars(type(module)).get("_former_class")
+        restore = _restore_of(module)
+        former_class = nn.Linear if type(module) is TiledLinear or restore else vars(type(module)).get("_former_class")
         if former_class is None:
             swap.skipped.append((name, f"{type(module).__name__} was made from TiledLinear, undo that first"))
         elif _is_bypassed(module):
             swap.skipped.append((name, "a forward was put on it, which may call TiledLinear's; remove that first"))
+        elif restore:
+            restore(module)
+            swap.replaced.append(name)
         elif module.activation != "none":
             swap.skipped.append(
                 (name, f"its activation is {module.activation!r}, which {former_class.__name__} has not")
@@ -341,7 +395,7 @@ def _bypasses(module: nn.Module) -> Iterator[str]:
     def tiled(*children: str) -> str:
         return " and ".join(name for name in children if isinstance(getattr(module, name, None), TiledLinear))
 
-    if isinstance(module, TiledLinear):
+    if isinstance(module, TiledLinear) and not _restore_of(module):
         for method in ("forward", "__call__"):
             if getattr(type(module), method) is not getattr(TiledLinear, method):
                 name = type(module).__name__
@@ -354,6 +408,11 @@ def _bypasses(module: nn.Module) -> Iterator[str]:
             "gradients: its fast path reads the weights; torch.backends.mha.set_fastpath_enabled(False) "
             "switches that off"
         )
+
+
+def _restore_of(module: nn.Module) -> Callable[[nn.Module], None] | None:
+    """What gives a QuantizedLinear its former class; None for others, and for what somebody made of that class."""
+    return vars(type(module)).get("_restore")
 
 
 def _check_module(function: str, model: object) -> None:

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -120,16 +121,32 @@ def expect_scaled(
     """The expected result of ``scaled_matmul`` with these arguments.
 
     The scales are four roundings more: of an operand and its scale, of a sum and both scales. ``has_short_sums`` is for
-    Hopper's kernel: sums of 128 products keep 13 bits behind the point of the largest, sums of those are in fp32.
+    Hopper's kernel.
     """
     what = f"scaled_matmul {tuple(a.shape)} x {tuple(b.shape)}, scales {tuple(scale_a.shape)}, {tuple(scale_b.shape)}"
     k_blocks = -(-a.shape[1] // 128)
     wide_a = a.to("cpu", torch.float64) * _each_scale(scale_a.cpu(), a.shape[0], a.shape[1], k_blocks)
     scale_b_t = scale_b.cpu().mT if scale_b.dim() == 2 else scale_b.cpu()
     wide_b = b.to("cpu", torch.float64) * _each_scale(scale_b_t, b.shape[1], b.shape[0], k_blocks).mT
-    more = (k_blocks + 6, 2.0**-12) if has_short_sums else (a.shape[1] + 6, 0.0)
+    sums = short_sums(a.shape[1]) if has_short_sums else Sums(a.shape[1] + 6)
     what = f"{what}, {activation}, bias {bias is not None}"
-    return _expect(what, wide_a, wide_b, bias, activation, out_dtype=out_dtype, sums=more)
+    return _expect(what, wide_a, wide_b, bias, activation, out_dtype=out_dtype, sums=sums)
+
+
+class Sums(NamedTuple):
+    """Roundings of a sum in the accumulator's type, and what it loses besides: of |A| |B| at most, and of the result's
+    norm."""
+
+    num_roundings: int
+    lost: float = 0.0
+    lost_of_norm: float = 0.0
+
+
+def short_sums(k: int) -> Sums:
+    """Those of 8 bits by Hopper's matrix unit (docs/numerics.md, "fp8_sums"): each of four instructions cuts
+    33 addends and their sum off 13 bits behind the largest one. All of them together lose that much only where one
+    product outweighs the others; sums of one sign lose a twentieth of it."""
+    return Sums(-(-k // 128) + 6, 4 * 34 * 2.0**-13, 2.0**-10)
 
 
 def _each_scale(scale: torch.Tensor, rows: int, k: int, k_blocks: int) -> torch.Tensor:
@@ -139,8 +156,10 @@ def _each_scale(scale: torch.Tensor, rows: int, k: int, k_blocks: int) -> torch.
         return scale.reshape(1, 1).expand(rows, k)
     if scale.dim() == 1:
         scale = scale[:, None]
-    row_of = torch.arange(rows) if scale.shape[0] == rows else torch.arange(rows) // 128
-    k_block_of = torch.arange(k) // 128 if scale.shape[1] == k_blocks else torch.zeros(k, dtype=torch.int64)
+    row_of, k_block_of = (torch.arange(size, device=scale.device) for size in (rows, k))
+    if scale.shape[0] != rows:
+        row_of = row_of // 128
+    k_block_of = k_block_of // 128 if scale.shape[1] == k_blocks else torch.zeros_like(k_block_of)
     return scale[row_of][:, k_block_of]
 
 
@@ -179,7 +198,7 @@ def _expect(
     alpha: float = 1,
     beta: float = 1,
     out_dtype: torch.dtype | None = None,
-    sums: tuple[int, float] | None = None,  # roundings of a sum, and what it loses of |A| |B| besides
+    sums: Sums | None = None,
 ) -> Expected:
     dtype, k = out_dtype or torch.promote_types(a.dtype, b.dtype), a.shape[-1]
     may_flush = torch.bfloat16 in (dtype, a.dtype if a.dtype == b.dtype else None)
@@ -187,9 +206,8 @@ def _expect(
     u_acc = torch.finfo(acc_dtype).eps / 2
     u_out = torch.finfo(dtype).eps / 2
     num_roundings = (k + 2 + 4 * ((alpha, beta) != (1, 1))) * (2 if dtype == torch.float64 else 1)
-    lost = 0.0
-    if sums is not None:
-        num_roundings, lost = sums
+    sums = sums or Sums(num_roundings)
+    num_roundings = sums.num_roundings
     gamma = num_roundings * u_acc / (1 - num_roundings * u_acc)
 
     a, b = a.detach().to("cpu", torch.float64), b.detach().to("cpu", torch.float64)
@@ -215,10 +233,10 @@ def _expect(
     value = EXACT_ACTIVATIONS[activation](value)
     if dtype.itemsize == 2 and _ACTIVATION_ROUNDINGS[activation]:
         evaluation = evaluation + _SHORT_ACTIVATION_ERROR * value.abs()
-    bound = slope * ((gamma + lost) * magnitude + absolute) + evaluation
+    bound = slope * ((gamma + sums.lost) * magnitude + absolute) + evaluation
     bound = torch.where(is_finite, bound, 0.0)
 
-    relative = slope * (_FROBENIUS_FACTOR * math.sqrt(k + 1) * u_acc + lost) + u_out
+    relative = slope * (_FROBENIUS_FACTOR * math.sqrt(k + 1) * u_acc + sums.lost_of_norm) + u_out
     norm = torch.linalg.vector_norm
     underflow = slope * norm(absolute) + norm(torch.full_like(value, torch.finfo(dtype).tiny * u_out))
     frobenius_bound = (relative * (norm(value) + spread) + norm(evaluation) + underflow).item()

@@ -29,7 +29,12 @@ struct WgmmaCosts {                                  // in 16 bits
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.
-inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {{90, {}}};
+inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
+    // H200, 865 random products
+    {90, {0.1245, 2.049e-5, 4.042e6, 3.3e6, 8.249e6, 2.303,    3e6,     6.589e6,  8.484e6, 2.5e5,  5.561,
+          0.6117, 4.504e-5, 0.4,     4.608, 1.244,   0.007617, 0.7884,  0.006988, 0.91,    0.0045, 0.9978,
+          2.12e5, 7e4,      0.6,     0.8,   0.3,     0.1,      0.06102, 0.02903,  0.06814, 2.3,    2.5,
+          0.03,   0.01003,  0.149,   2.5,   2.5,     0.3,      32,      3e-7}}};
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
     // H100, 687 random batches

@@ -53,32 +53,53 @@ struct StepFactors {
   float rows[2], column;
 };
 
-// Where the factors of a thread's rows and of a tile's columns lie: elements behind the first of the operand's. Beyond
-// C, another's factor serves: what it multiplies is not stored.
-template <class Piece>
+// The factors that a stage's steps need are on their way while the stage before it is multiplied. Beyond C, and beyond
+// k, another's factor serves: what it multiplies is not stored, or zero.
+template <class Cfg, class Piece>
 struct BlockFactors {
-  int rows[2], columns;
+  static constexpr bool kByColumn = Cfg::kFactors == Factors::columns;
+  static constexpr int kColumns = kByColumn ? 1 : Piece::kBlockN / Piece::kPartN;  // of a k tile: one for each part
+  struct OfTile {
+    float rows[2], columns[kColumns];
+  };
+  int rows[2], columns, part_step, num_k_tiles;  // elements behind the operand's first factor
+  OfTile own[Cfg::kTilesOfStage], next[Cfg::kTilesOfStage];
 
-  __device__ __forceinline__ BlockFactors(const Arguments& args, int row, int col) {
+  __device__ __forceinline__ BlockFactors(const Arguments& args, int num_k_tiles, int row, int col)
+      : columns(int(args.scale_b.offset(min(col, args.n - 1), 0))),
+        part_step(col + Piece::kPartN < args.n ? int(args.scale_b.stride_row) : 0),
+        num_k_tiles(num_k_tiles) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows[h] = int(args.scale_a.offset(min(row + 8 * h, args.m - 1), 0));
-    columns = int(args.scale_b.offset(min(col, args.n - 1), 0));
+    load(args, 0);
   }
-  // Of a part of a tile's columns, in one k tile. What a stage has beyond k is zero, whatever its factor.
-  __device__ __forceinline__ StepFactors load(const Arguments& args, int k_tile, int num_k_tiles, int col,
-                                              int part) const {
-    k_tile = min(k_tile, num_k_tiles - 1);
-    const int row_k = k_tile * int(args.scale_a.stride_k), col_k = k_tile * int(args.scale_b.stride_k);
-    const bool is_inside = col + part * Piece::kPartN < args.n;
-    const int of_part = is_inside ? part * Piece::kPartN / kScaledK * int(args.scale_b.stride_row) : 0;
-    const bool by_column = Piece::kFactors == Factors::columns;
-    return {{__ldg(args.scale_a.data + rows[0] + row_k), __ldg(args.scale_a.data + rows[1] + row_k)},
-            by_column ? 1 : __ldg(args.scale_b.data + columns + col_k + of_part)};
+  __device__ __forceinline__ void load(const Arguments& args, int first_k_tile) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
+      const int k_tile = min(first_k_tile + i, num_k_tiles - 1);
+      const float* of_rows = args.scale_a.data + k_tile * int(args.scale_a.stride_k);
+      const float* of_columns = args.scale_b.data + k_tile * int(args.scale_b.stride_k);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) next[i].rows[h] = __ldg(of_rows + rows[h]);
+#pragma unroll
+      for (int part = 0; part < kColumns; ++part) {
+        const int step = part * Piece::kPartN / kScaledK * part_step;
+        next[i].columns[part] = kByColumn ? 1 : __ldg(of_columns + columns + step);
+      }
+    }
+  }
+  __device__ __forceinline__ void begin_stage(const Arguments& args, int k_tile) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kTilesOfStage; ++i) own[i] = next[i];
+    load(args, k_tile + Cfg::kTilesOfStage);
+  }
+  __device__ __forceinline__ StepFactors of_step(int tile, int part) const {
+    return {{own[tile].rows[0], own[tile].rows[1]}, own[tile].columns[kByColumn ? 0 : part]};
   }
 };
 
 struct NoFactors {
-  __device__ __forceinline__ NoFactors(const Arguments&, int, int) {}
+  __device__ __forceinline__ NoFactors(const Arguments&, int, int, int) {}
 };
 
 // The main loop of a consumer. A step multiplies a part of the columns by a k tile; `sums` hold as many steps as are
@@ -96,12 +117,15 @@ struct PromotedLoop {
   const Shared& shared;
   Ring<Cfg::kNumStages>& ring;
   int num_k_tiles, col;
-  std::conditional_t<kHasBlocks, BlockFactors<Piece>, NoFactors> factors;
+  std::conditional_t<kHasBlocks, BlockFactors<Cfg, Piece>, NoFactors> factors;
   uint32_t full = opaque(shared.full);
   uint32_t stage = 0;  // the address of the ring's stage, counted from the first one
   float sums[kSets][kSums];
   StepFactors own[kSets];
   float pairs[kSets][kByColumn ? kSums / 2 : 1];  // of columns that have a factor each
+  const bool has_whole_pairs = kByColumn && args.n % 2 == 0 && args.scale_b.stride_row == 1 &&
+                               args.scale_b.stride_k % 2 == 0 &&
+                               reinterpret_cast<uintptr_t>(args.scale_b.data) % 8 == 0;
 
   // The compiler keeps descriptors in uniform registers where a stage's address is made in the same straight piece of
   // code.
@@ -120,15 +144,24 @@ struct PromotedLoop {
           sums[set], matrix_descriptor_at(Cfg::kDescA, first_stage.a + tile + i * Cfg::kStepA),
           matrix_descriptor_at(Cfg::kDescB, first_stage.b + tile + part + i * Cfg::kStepB), i > 0);
     wgmma_commit_group();
-    if constexpr (kHasBlocks) load_factors(k_tile + step / kParts, step % kParts, set);
+    if constexpr (kHasBlocks) {
+      if (step == 0) factors.begin_stage(args, k_tile);
+      own[set] = factors.of_step(step / kParts, step % kParts);
+    }
+    if constexpr (kByColumn) load_pairs(k_tile + step / kParts, step % kParts, set);
   }
 
   // They arrive while the step is multiplied.
-  __device__ __forceinline__ void load_factors(int k_tile, int part, int set) {
-    own[set] = factors.load(args, k_tile, num_k_tiles, col, part);
-    if constexpr (kByColumn) {
-      const float* columns = args.scale_b.data + min(k_tile, num_k_tiles - 1) * args.scale_b.stride_k;
-      const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
+  __device__ __forceinline__ void load_pairs(int k_tile, int part, int set) {
+    const float* columns = args.scale_b.data + min(k_tile, num_k_tiles - 1) * args.scale_b.stride_k;
+    const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
+    if (has_whole_pairs) {
+#pragma unroll
+      for (int i = 0; i < kSums / 2; i += 2) {
+        const float2 pair = __ldg(reinterpret_cast<const float2*>(columns + min(first_col + i * 4, args.n - 2)));
+        pairs[set][i] = pair.x, pairs[set][i + 1] = pair.y;
+      }
+    } else {
 #pragma unroll
       for (int i = 0; i < kSums / 2; ++i)
         pairs[set][i] = __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row);
@@ -184,8 +217,9 @@ template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
                                                   const StageAddress& first_stage, const Shared& shared,
                                                   Ring<Cfg::kNumStages>& ring, int num_k_tiles, int row, int col) {
-  constexpr int kStages = Cfg::kFactors == Factors::columns ? 1 : 4, kTiles = kStages * Cfg::kTilesOfStage;
-  PromotedLoop<Cfg, Piece> loop{total, args, first_stage, shared, ring, num_k_tiles, col, {args, row, col}};
+  constexpr int kStages = Cfg::kFactors == Factors::rows ? 4 : 2, kTiles = kStages * Cfg::kTilesOfStage;
+  PromotedLoop<Cfg, Piece> loop{total, args,        first_stage, shared,
+                                ring,  num_k_tiles, col,         {args, num_k_tiles, row, col}};
 #pragma unroll
   for (int set = 0; set < Piece::kSets; ++set) forget_registers(loop.sums[set]);
   int k_tile = 0;
