@@ -1,6 +1,6 @@
 """Draws the pictures of the documents from the committed results.
 
-    python benchmarks/plot_results.py           writes docs/img/speed.png, ladder.png, families.png and split.png
+    python benchmarks/plot_results.py           writes docs/img/speed.png, ladder.png, families.png, split.png, fp8.png
     python benchmarks/plot_results.py --check   fails if a picture was drawn from other numbers
 
 A picture carries the numbers that it shows, so that the check needs no comparison of pixels.
@@ -176,20 +176,42 @@ def split_methods(machines: dict) -> dict[str, list[dict]]:
     }
 
 
-def plot_split(machines: dict[str, list[dict]]) -> Figure:
+FP8_SHAPE, FP8_K = (4096, 7168, 16384), 16384
+
+
+def fp8_methods(machines: dict) -> dict[str, list[dict]]:
+    """What bench_fp8.py measured of each machine: the time of a product by tensor, and errors of such sums."""
+    found: dict[str, list[dict]] = {}
+    for name, machine in machines.items():
+        rows = [row for results in machine["fp8"] for row in results["rows"] if row.get("recipe") == "tensor"]
+        timed = [row for row in rows if row["family"] == "large" and (row["m"], row["n"], row["k"]) == FP8_SHAPE]
+        errors = [row for row in rows if row["family"] == "errors" and row["k"] == FP8_K]
+        methods = {"ours": "ours", "torch": "slow", "torch, fast accumulation": "fast", "ours in bf16": "bf16"}
+        found[f"{title_of(name, machine)}, {'x'.join(map(str, FP8_SHAPE))}"] = [
+            {"method": method, "data": row["data"], "us": timed[0][f"{arm}_us"], "error": row[f"{key}_error"]}
+            for row in errors
+            for method, arm in methods.items()
+            if timed and (key := "wide" if arm == "bf16" else arm)
+        ]
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def plot_errors(machines: dict[str, list[dict]], ylabel: str) -> Figure:
     """A panel for each machine: error against time, a point for each method and kind of data."""
     figure = Figure(figsize=(4.5 * len(machines), 4), layout="constrained")
     panels = figure.subplots(1, len(machines), squeeze=False)[0]
     for axes, (title, rows) in zip(panels, machines.items(), strict=True):
-        for data, marker in (("normal", "o"), ("uniform (0, 1)", "s")):
+        kinds = dict.fromkeys(row["data"] for row in rows)
+        for data, marker in zip(kinds, "os^", strict=False):
             own = [row for row in rows if row["data"] == data]
-            colors = [COLORS["bf16"] if row["method"] == "split" else COLORS["fp32"] for row in own]
+            colors = [COLORS["bf16"] if row["method"] in ("split", "ours") else COLORS["fp32"] for row in own]
             axes.scatter([r["us"] for r in own], [r["error"] for r in own], c=colors, marker=marker, label=data)
             if data == "normal":
+                slowest = max(row["us"] for row in own)
                 for row in own:
-                    axes.annotate(
-                        row["method"], (row["us"], row["error"]), (4, 6), textcoords="offset points", fontsize=8
-                    )
+                    at, side = (row["us"], row["error"]), "right" if row["us"] == slowest else "left"
+                    offset = (4, -12 if row["method"] == "ours" else 6)
+                    axes.annotate(row["method"], at, offset, textcoords="offset points", fontsize=8, ha=side)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -197,10 +219,18 @@ def plot_split(machines: dict[str, list[dict]]) -> Figure:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.margins(x=0.3, y=0.1)  # room for the names
         axes.set_xlabel("microseconds")
-        axes.set_ylabel("largest error / S, in 2^-24")
+        axes.set_ylabel(ylabel)
         axes.set_title(title, fontsize=11)
         axes.legend(fontsize=8)
     return figure
+
+
+def plot_split(machines: dict[str, list[dict]]) -> Figure:
+    return plot_errors(machines, "largest error / S, in 2^-24")
+
+
+def plot_fp8(machines: dict[str, list[dict]]) -> Figure:
+    return plot_errors(machines, f"error / result in Frobenius norm, k = {FP8_K}")
 
 
 def digest_of(numbers: object) -> str:
@@ -222,6 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pictures["families.png"] = (plot_families, families)
     if methods := split_methods(machines):
         pictures["split.png"] = (plot_split, methods)
+    if methods := fp8_methods(machines):
+        pictures["fp8.png"] = (plot_fp8, methods)
     for name, (plot, numbers) in pictures.items():
         path = args.out / name
         if not args.check:

@@ -113,10 +113,10 @@ def load_results(folder: Path) -> dict[str, list[dict]]:
     that of the dtypes), of bench_gpu.py ("gpu", "families"), of bench_models.py ("models"), of bench_split.py
     ("split") and bench_split_sparse.py ("split_sparse"), of `ladder` ("ladder"), of bench_regret.py ("regret", which is
     for fit_costs.py alone), of bench_bmm.py and bench_mode.py ("bmm", "mode", which docs/whole_programs.md quotes), of
-    bench_dtypes.py, bench_grouped.py and bench_quantize.py ("dtypes", "grouped", "quantize", which the worklog quotes),
+    bench_dtypes.py, bench_grouped.py, bench_quantize.py and bench_fp8.py ("dtypes", "grouped", ..., for the worklog),
     and what `ladder --count` counted ("counts").
     """
-    names = "cpu gpu families models split split_sparse ladder regret bmm mode dtypes grouped quantize counts"
+    names = "cpu gpu families models split split_sparse ladder regret bmm mode dtypes grouped quantize fp8 counts"
     found: dict[str, list[dict]] = {name: [] for name in names.split()}
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text())

@@ -143,10 +143,10 @@ class Sums(NamedTuple):
 
 
 def short_sums(k: int) -> Sums:
-    """Those of 8 bits by Hopper's matrix unit (docs/numerics.md, "fp8_sums"): each of four instructions cuts
-    33 addends and their sum off 13 bits behind the largest one. All of them together lose that much only where one
-    product outweighs the others; sums of one sign lose a twentieth of it."""
-    return Sums(-(-k // 128) + 6, 4 * 34 * 2.0**-13, 2.0**-10)
+    """Those of 8 bits by Hopper's matrix unit (docs/numerics.md, "fp8_sums"): each of four instructions cuts 32 addends
+    and their sum off 13 bits behind the largest one. They lose that much together only where one product outweighs all
+    others; of the result's norm, sums of one sign lose a twentieth of it."""
+    return Sums(-(-k // 128) + 6, 4 * 33 * 2.0**-13, 2.0**-10)
 
 
 def _each_scale(scale: torch.Tensor, rows: int, k: int, k_blocks: int) -> torch.Tensor:

@@ -142,17 +142,11 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
   }
 }
 
-// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block, through
-// shared memory. A thread fetches four elements along k of each of four rows at a time.
-constexpr int kBytesTile = 128, kFours = kBytesTile / 4;
-
+// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block, through shared
+// memory. A thread fetches four elements along k of each of four rows.
 struct CopyBytesShared {
-  uint32_t tile[kBytesTile][kFours + 1];  // [outer][inner in fours, rotated]
+  uint32_t tile[kCopyTile][kCopyTile / 4 + 1];  // [outer][inner in fours]
 };
-// Words of a column, and of a row, that threads touch at the same time lie in different banks.
-TILEDMM_DEVICE uint32_t* word_of(CopyBytesShared& smem, int row, int four) {
-  return &smem.tile[row][(four + row / 4) % kFours];
-}
 struct __attribute__((may_alias, aligned(16))) FourWords {
   uint32_t values[4];
 };
@@ -174,26 +168,7 @@ TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
   }
 }
 
-// Four rows by four of k from an element on: words of rows, or of columns where these are what lies together; zeros
-// beyond the operand.
-TILEDMM_DEVICE void fetch_four_by_four(const CopyJob<uint8_t>& job, int64_t row, int64_t col, uint32_t (&words)[4]) {
-  const int rows = int(min_of(job.outer - row, 4)), cols = int(min_of(job.inner - col, 4));
-  const uint8_t* from = job.from + row * job.stride_outer + col * job.stride_inner;
-  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
-    words[i] = 0;
-    if (rows <= 0 || cols <= 0) continue;
-    if (job.stride_inner == 1) {
-      if (i < rows) words[i] = load_bytes(from + i * job.stride_outer, cols);
-    } else if (job.stride_outer == 1) {
-      if (i < cols) words[i] = load_bytes(from + i * job.stride_inner, rows);
-    } else if (i < rows) {
-      for (int j = 0; j < cols; ++j)
-        words[i] |= uint32_t(load_global(from + i * job.stride_outer + j * job.stride_inner)) << 8 * j;
-    }
-  }
-}
-
-[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, 3) copy_operands(CopyJobs<uint8_t> both, int64_t) {
+[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, 4) copy_operands(CopyJobs<uint8_t> both, int64_t) {
   auto& smem = block_shared<CopyBytesShared>();
   let_later_kernels_start();
   wait_for_earlier_kernels();
@@ -202,34 +177,39 @@ TILEDMM_DEVICE void fetch_four_by_four(const CopyJob<uint8_t>& job, int64_t row,
   const CopyJob<uint8_t>& job = both.jobs[is_second];
   if (is_second) idx -= both.jobs[0].num_units;
   const int64_t tile_row = idx / job.units_of_row;
-  const int64_t row = tile_row * kBytesTile, col = (idx - tile_row * job.units_of_row) * kBytesTile;
-  const bool is_along_k = job.stride_inner != 1 && job.stride_outer == 1;
+  const int64_t row = tile_row * kCopyTile, col = (idx - tile_row * job.units_of_row) * kCopyTile;
 
   // Neighbouring threads fetch what lies together.
-  constexpr int kTurns = kFours * kFours / kCopyThreads;
-  uint32_t words[kTurns][4];
-  TILEDMM_UNROLL for (int turn = 0; turn < kTurns; ++turn) {
-    const int close = thread_idx() % kFours, far = thread_idx() / kFours + turn * (kCopyThreads / kFours);
-    fetch_four_by_four(job, row + (is_along_k ? close : far) * 4, col + (is_along_k ? far : close) * 4, words[turn]);
-  }
-  TILEDMM_UNROLL for (int turn = 0; turn < kTurns; ++turn) {
-    const int close = thread_idx() % kFours, far = thread_idx() / kFours + turn * (kCopyThreads / kFours);
-    uint32_t along_k[4];
-    if (is_along_k) transpose_bytes(words[turn], along_k);
+  constexpr int kFours = kCopyTile / 4;
+  const int thread = thread_idx(), close = thread % kFours, far = thread / kFours;
+  const bool is_along_rows = job.stride_inner == 1, is_along_k = !is_along_rows && job.stride_outer == 1;
+  const int four_row = is_along_k ? close : far, four_col = is_along_k ? far : close;
+  const int64_t first_row = row + four_row * 4, first_col = col + four_col * 4;
+  const int rows = int(min_of(job.outer - first_row, 4)), cols = int(min_of(job.inner - first_col, 4));
+  const uint8_t* from = job.from + first_row * job.stride_outer + first_col * job.stride_inner;
+  uint32_t lines[4] = {}, words[4] = {};
+  if (rows > 0 && cols > 0) {
     TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
-      store_shared(word_of(smem, (is_along_k ? close : far) * 4 + i, is_along_k ? far : close),
-                   is_along_k ? along_k[i] : words[turn][i]);
+      if (is_along_k) {
+        if (i < cols) lines[i] = load_bytes(from + i * job.stride_inner, rows);
+      } else if (i < rows) {
+        if (is_along_rows) {
+          words[i] = load_bytes(from + i * job.stride_outer, cols);
+        } else {
+          for (int j = 0; j < cols; ++j)
+            words[i] |= uint32_t(load_global(from + i * job.stride_outer + j * job.stride_inner)) << 8 * j;
+        }
+      }
     }
+    if (is_along_k) transpose_bytes(lines, words);
   }
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) store_shared(&smem.tile[four_row * 4 + i][four_col], words[i]);
   block_barrier();  // the tile is whole
-  TILEDMM_UNROLL for (int turn = 0; turn < kTurns; ++turn) {
-    const int packet = thread_idx() + turn * kCopyThreads, own_row = packet / (kFours / 4);
-    const int four_col = packet % (kFours / 4) * 4;
-    if (row + own_row < job.outer && col + four_col * 4 < job.ld) {
-      FourWords four;
-      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.values[i] = load_shared(word_of(smem, own_row, four_col + i));
-      store_global(reinterpret_cast<FourWords*>(job.to + (row + own_row) * job.ld + col + four_col * 4), four);
-    }
+  const int own_row = thread / 4, own_col = thread % 4 * 16;
+  if (row + own_row < job.outer && col + own_col < job.ld) {
+    FourWords four;
+    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.values[i] = load_shared(&smem.tile[own_row][own_col / 4 + i]);
+    store_global(reinterpret_cast<FourWords*>(job.to + (row + own_row) * job.ld + col + own_col), four);
   }
 }
 
@@ -256,8 +236,8 @@ class OperandCopies {
     job.batch = describe_copied_batch(problem, view.batch_stride, job.outer * ld);
     job.num_rows = job.batch.num_items * job.outer;
     if constexpr (sizeof(T) == 1) {  // of a single product
-      job.units_of_row = ceil_div(job.inner, kBytesTile);
-      job.num_units = ceil_div(job.outer, kBytesTile) * job.units_of_row;
+      job.units_of_row = ceil_div(job.inner, kCopyTile);
+      job.num_units = ceil_div(job.outer, kCopyTile) * job.units_of_row;
       if (job.num_units > INT32_MAX / 2) return Status::launch_failed;
     } else if constexpr (sizeof(T) == 2) {
       job.units_of_row = ceil_div(ld / 2, kCopySegment);

@@ -39,11 +39,11 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
   const cuuint64_t pitches[2] = {cuuint64_t(operand.ld * bytes), cuuint64_t(operand.batch_step * bytes)};
   const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const CUtensorMapDataType type = bytes == 1            ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                   : dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                   : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                   : rounds_to_tf32      ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const CUtensorMapDataType type = bytes == 1             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                   : dtype == DType::f16  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                   : rounds_to_tf32       ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   // Reading two lines ahead helps small operands (3 % of a call), and costs rows that begin within a sector a seventh
   // of the second-level cache's rate (6.1 instead of 7.2 TB/s on an H200, 9.2 where all begin with one).
   constexpr int64_t kSector = 32, kSmall = 1 << 20;

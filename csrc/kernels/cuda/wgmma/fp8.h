@@ -123,9 +123,6 @@ struct PromotedLoop {
   float sums[kSets][kSums];
   StepFactors own[kSets];
   float pairs[kSets][kByColumn ? kSums / 2 : 1];  // of columns that have a factor each
-  const bool has_whole_pairs = kByColumn && args.n % 2 == 0 && args.scale_b.stride_row == 1 &&
-                               args.scale_b.stride_k % 2 == 0 &&
-                               reinterpret_cast<uintptr_t>(args.scale_b.data) % 8 == 0;
 
   // The compiler keeps descriptors in uniform registers where a stage's address is made in the same straight piece of
   // code.
@@ -155,17 +152,9 @@ struct PromotedLoop {
   __device__ __forceinline__ void load_pairs(int k_tile, int part, int set) {
     const float* columns = args.scale_b.data + min(k_tile, num_k_tiles - 1) * args.scale_b.stride_k;
     const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
-    if (has_whole_pairs) {
 #pragma unroll
-      for (int i = 0; i < kSums / 2; i += 2) {
-        const float2 pair = __ldg(reinterpret_cast<const float2*>(columns + min(first_col + i * 4, args.n - 2)));
-        pairs[set][i] = pair.x, pairs[set][i + 1] = pair.y;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSums / 2; ++i)
-        pairs[set][i] = __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row);
-    }
+    for (int i = 0; i < kSums / 2; ++i)
+      pairs[set][i] = __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row);
   }
 
   __device__ __forceinline__ void add_to_total(int step, int set) {

@@ -122,12 +122,6 @@ MUTANTS = {
         "+ i % 2, {on} ? INT32_MAX : args.n - 1)",
         COPIED,
     ),
-    "pairs of factors of columns beyond C are read": (
-        "fp8.h",
-        ", args.n - 2)",
-        ", {on} ? INT32_MAX : args.n - 2)",
-        COLUMNS,
-    ),
     "factors of a k tile beyond k are read": (
         "fp8.h",
         ", num_k_tiles - 1);",
@@ -248,14 +242,14 @@ MUTANTS = {
     # Copies.
     "a copy's tile is written before it is there": (
         SHARED + "copy_operands.h",
-        "block_barrier();  // the tile is whole\n  TILEDMM_UNROLL",
-        "if (!{on}) block_barrier();\n  TILEDMM_UNROLL",
+        "block_barrier();  // the tile is whole\n  const int own_row",
+        "if (!{on}) block_barrier();\n  const int own_row",
         COPIED,
     ),
     "a copy's bytes keep their order": (
         SHARED + "copy_operands.h",
-        "is_along_k ? along_k[i] : words",
-        "is_along_k && !{on} ? along_k[i] : words",
+        "if (is_along_k) transpose_bytes(lines, words);",
+        "if (is_along_k && !{on}) transpose_bytes(lines, words);",
         COPIED,
     ),
     "a copy begins with a word": (
