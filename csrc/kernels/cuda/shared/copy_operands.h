@@ -142,8 +142,8 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
   }
 }
 
-// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block, through shared
-// memory. A thread fetches four elements along k of each of four rows.
+// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block, through
+// shared memory. A thread fetches four elements along k of each of four rows.
 struct CopyBytesShared {
   uint32_t tile[kCopyTile][kCopyTile / 4 + 1];  // [outer][inner in fours]
 };
