@@ -223,7 +223,7 @@ struct Run {
         a(c.m, c.k, c.is_a_along_m, margin(c.is_a_along_m ? c.m : c.k, c.margin), 1),
         b(c.k, c.n, !c.is_b_along_n, margin(c.is_b_along_n ? c.n : c.k, c.margin), 1),
         scale_a(num_scales_a(), num_scales_k(), c.are_factors_along_rows, 3, 1),
-        scale_b(num_scales_b(), num_scales_k(), c.are_factors_along_rows, 5, 1),
+        scale_b(num_scales_b(), num_scales_k(), c.are_factors_along_rows, c.are_factors_along_rows ? 4 : 5, 1),
         c_memory(c.m, c.n, c.is_c_along_m, c.margin_c, 1),
         bias(1, std::max(c.m, c.n), false, 3, 1) {
     std::mt19937 random(unsigned(c.m * c.n + c.k));

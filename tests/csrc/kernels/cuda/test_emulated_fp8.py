@@ -32,14 +32,14 @@ MUTANTS = {
     # Factors.
     "all columns have the factors of the first block": (
         "fp8.h",
-        "columns = int(args.scale_b.offset(",
-        "columns = ({on} ? 0 : 1) * int(args.scale_b.offset(",
+        "columns(int(args.scale_b.offset(",
+        "columns(({on} ? 0 : 1) * int(args.scale_b.offset(",
         HALVES_BLOCKS,
     ),
     "a part has the factors of the first": (
         "fp8.h",
-        "is_inside ? part * Piece::kPartN",
-        "is_inside && !{on} ? part * Piece::kPartN",
+        "part * Piece::kPartN / kScaledK * part_step",
+        "({on} ? 0 : part) * Piece::kPartN / kScaledK * part_step",
         HALVES_BLOCKS,
     ),
     "both rows have the factor of the first": (
@@ -50,8 +50,14 @@ MUTANTS = {
     ),
     "sums have the factors of the next k tile": (
         "fp8.h",
-        "    k_tile = min(k_tile, num_k_tiles - 1);",
-        "    k_tile = min(k_tile + {on}, num_k_tiles - 1);",
+        "min(first_k_tile + i,",
+        "min(first_k_tile + i + {on},",
+        PAIRS,
+    ),
+    "a stage has the factors of the one before": (
+        "fp8.h",
+        "load(args, k_tile + Cfg::kTilesOfStage);",
+        "load(args, k_tile + ({on} ? 0 : Cfg::kTilesOfStage));",
         PAIRS,
     ),
     "columns have their factors of the next k tile": (
@@ -106,15 +112,15 @@ MUTANTS = {
     ),
     "factors of a part beyond C are read": (
         "fp8.h",
-        "is_inside = col + part * Piece::kPartN < args.n;",
-        "is_inside = {on} || col + part * Piece::kPartN < args.n;",
+        "part_step(col + Piece::kPartN < args.n ?",
+        "part_step({on} || col + Piece::kPartN < args.n ?",
         HALVES_BLOCKS,
     ),
     "factors of columns beyond C are read": (
         "fp8.h",
         "+ i % 2, args.n - 1)",
         "+ i % 2, {on} ? INT32_MAX : args.n - 1)",
-        COLUMNS,
+        COPIED,
     ),
     "factors of a k tile beyond k are read": (
         "fp8.h",

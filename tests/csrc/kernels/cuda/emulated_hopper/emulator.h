@@ -358,7 +358,7 @@ void for_each_unit(const TensorMap& map, uint32_t smem, const Visit& visit) {
   }
 }
 
-// Which addresses kernels may read by __ldg; none: all.
+// Whether there is a word at an address that kernels may read by __ldg; none: they may read all.
 inline std::function<bool(const void*)> may_read;
 
 // Whether a kernel may begin to copy before it knows that those before it are done.
@@ -705,7 +705,9 @@ inline uint32_t __float_as_uint(float x) { return emulator::bits_of_float(x); }
 inline float __uint_as_float(uint32_t bits) { return emulator::float_of_bits(bits); }
 template <class V>
 V __ldg(const V* from) {
-  if (emulator::may_read && !emulator::may_read(from)) emulator::fail("a read of what is no element");
+  const char* const last = reinterpret_cast<const char*>(from + 1) - 4;
+  if (emulator::may_read && !(emulator::may_read(from) && emulator::may_read(last)))
+    emulator::fail("a read of what is no element");
   return *from;
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
