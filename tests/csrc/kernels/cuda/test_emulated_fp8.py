@@ -50,8 +50,8 @@ MUTANTS = {
     ),
     "sums have the factors of the next k tile": (
         "fp8.h",
-        "min(first_k_tile + i,",
-        "min(first_k_tile + i + {on},",
+        "is_inside ? first_k_tile + i : 0",
+        "is_inside ? min(first_k_tile + i + {on}, num_k_tiles - 1) : 0",
         PAIRS,
     ),
     "a stage has the factors of the one before": (
@@ -62,8 +62,8 @@ MUTANTS = {
     ),
     "columns have their factors of the next k tile": (
         "fp8.h",
-        "args.scale_b.data + min(k_tile, num_k_tiles - 1)",
-        "args.scale_b.data + min(k_tile + {on}, num_k_tiles - 1)",
+        "(is_inside ? k_tile : 0)",
+        "(is_inside ? min(k_tile + {on}, num_k_tiles - 1) : 0)",
         COLUMNS,
     ),
     "a column has its neighbour's factor": (
@@ -121,12 +121,6 @@ MUTANTS = {
         "+ i % 2, args.n - 1)",
         "+ i % 2, {on} ? INT32_MAX : args.n - 1)",
         COPIED,
-    ),
-    "factors of a k tile beyond k are read": (
-        "fp8.h",
-        ", num_k_tiles - 1);",
-        ", {on} ? INT32_MAX : num_k_tiles - 1);",
-        PAIRS,
     ),
     "factors of a row beyond C are read at the end": (
         "fp8.h",
