@@ -1,7 +1,6 @@
 // CPU and CUDA (which is ROCm, too) kernels of products of operands of 8 bits with scales. Where no kernel reads 8
 // bits, the operands are widened, and the product is one of the other kernels'.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <utility>
@@ -48,7 +47,8 @@ Tensor widen_float8(const Tensor& operand, at::ScalarType dtype) {
                    "; accepted are float8_e4m3fn and float8_e5m2, and float32, float16 and bfloat16");
   const Tensor dense = operand.is_non_overlapping_and_dense() ? operand : operand.contiguous();
   if (!operand.is_cpu()) return dense.to(dtype);
-  const Tensor wide = at::empty_like(dense, dense.options().dtype(dtype));
+  const Tensor wide =
+      new_result({dense.numel()}, dense.options().dtype(dtype)).as_strided(dense.sizes(), dense.strides());
   ElementwiseProblem problem{Function::relu,         *own,    dense.numel(),
                              dense.const_data_ptr(), nullptr, wide.mutable_data_ptr()};
   problem.dtype_y = *dtype_of(dtype);
