@@ -228,10 +228,19 @@ def test_compiled_in_one_graph(precision, device):
 def test_derivatives_that_there_are_none_of():
     layer = TiledLinear(200, 70, precision="fp8_row")
     x = torch.randn(5, 200, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
     frozen = copy.deepcopy(layer).requires_grad_(False)
+    for own in (layer, QuantizedLinear.from_linear(layer)):
+        (grad,) = torch.autograd.grad(own(x).square().sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="derivative of the gradient of an FP8 layer"):
+            grad.sum().backward()
+    # The result's gradient is a constant here, and what is wanted is the share of the weight, or of the input.
+    model = nn.Sequential(nn.Linear(200, 200), nn.Tanh(), layer)
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="derivative of the gradient"):
+        (model(x).mean() + grad.square().sum()).backward()
+    (grad,) = torch.autograd.grad(layer(x).sum(), layer.weight, create_graph=True)
+    with pytest.raises(NotImplementedError, match="derivative of the gradient"):
+        torch.autograd.grad(grad.square().sum(), x)
     for own in (layer, frozen, QuantizedLinear.from_linear(frozen)):
         with pytest.raises(NotImplementedError, match="jvp"):
             torch.func.jvp(own, (x.detach(),), (x.detach(),))
@@ -241,6 +250,18 @@ def test_derivatives_that_there_are_none_of():
         layer.weight.detach()
     )
     assert_same_bits(grads, torch.autograd.grad(layer(x.detach()).sum(), layer.weight)[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_meta(recipe):
+    layers = [QuantizedLinear(200, 70, device="meta", precision=recipe)]
+    if recipe in PRECISIONS:
+        layers.append(TiledLinear(200, 70, device="meta", precision=recipe))
+    for layer in layers:
+        x = torch.randn(5, 200, device="meta", requires_grad=True)
+        out = layer(x)
+        out.sum().backward()
+        assert (out.shape, x.grad.shape) == ((5, 70), x.shape) and layer.bias.grad.is_meta
 
 
 class Named(TorchDispatchMode):
