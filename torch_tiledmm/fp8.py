@@ -84,6 +84,13 @@ def quantized_linear(
     """The same by a weight that is stored in FP8; of gradients, those of the input and of the bias."""
     if precision not in RECIPES:
         raise ValueError(f"precision: got {precision!r}, expected one of {', '.join(RECIPES)}")
+    if _is_nested(input):
+
+        def on_values(values: Tensor) -> Tensor:
+            options = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
+            return quantized_linear(values, q, scale, bias, precision=precision, **options)  # type: ignore[arg-type]
+
+        return _jagged(on_values, input, "input", bias=bias)
     input, autocast_dtype = _under_autocast(input)
     out_dtype = out_dtype or autocast_dtype or input.dtype
 
@@ -153,7 +160,8 @@ class _Fp8Linear(torch.autograd.Function):
         algorithm: str,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        return _product(precision, x, weight, "weight", bias=bias, out_dtype=out_dtype, algorithm=algorithm)
+        options = {"bias": _detached(bias), "out_dtype": out_dtype, "algorithm": algorithm}
+        return _product(precision, x, weight, "weight", **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -217,6 +225,11 @@ def _final(gradient: Tensor | None, *operands: Tensor | None) -> Tensor | None:
     return final
 
 
+def _detached(operand: Tensor | None) -> Tensor | None:
+    """For scaled_matmul, which takes none with a gradient: torch.export traces it without the Function around it."""
+    return None if operand is None else operand.detach()
+
+
 def _wide_weight_grad(grad: Tensor, x: Tensor, algorithm: str) -> Tensor:
     """Summed in float32 and not rounded."""
     if grad.dtype != x.dtype and torch.float32 not in (grad.dtype, x.dtype):
@@ -235,6 +248,8 @@ class _QuantizedLinear(torch.autograd.Function):
         algorithm: str,
         out_dtype: torch.dtype,
     ) -> Tensor:
+        if precision != "fp8_weight_only":
+            bias = _detached(bias)
         return _quantized_product(precision, x, q, scale, bias, out_dtype, "none", algorithm)
 
     @staticmethod

@@ -143,6 +143,9 @@ def test_shapes(precision):
         layer(torch.randn(()))
     jagged = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(4, 5)], layout=torch.jagged)
     assert_same_bits(layer(jagged).values(), layer(jagged.values()))
+    for recipe in RECIPES:
+        quantized = QuantizedLinear(5, 3, precision=recipe)
+        assert_same_bits(quantized(jagged).values(), quantized(jagged.values()))
 
 
 @pytest.mark.parametrize("weight_grad", WEIGHT_GRADS)
@@ -223,6 +226,8 @@ def test_compiled_in_one_graph(precision, device):
             results.append([out, own.grad, *(parameter.grad for parameter in model.parameters())])
         for expected, actual in zip(*results, strict=True):
             assert_same_bits(actual, expected)
+    program = torch.export.export(model, (x,))
+    assert_same_bits(program.module()(x), model(x))
 
 
 def test_derivatives_that_there_are_none_of():
@@ -514,8 +519,13 @@ def test_gradients_of_the_input(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_quantized_compiled_exported_and_autocast(recipe):
     torch._dynamo.reset()
-    model = make_model(torch.float32).requires_grad_(False)
+    model = make_model(torch.float32)
     quantize_linear(model, recipe=recipe)
+    with torch.no_grad():
+        expected = model(torch.ones(3, 200))
+    program = torch.export.export(model, (torch.randn(3, 200),))  # of biases that require a gradient
+    torch.testing.assert_close(program.module()(torch.ones(3, 200)), expected)
+    model.requires_grad_(False)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (5, 9):
         x = torch.randn(rows, 200)
