@@ -468,6 +468,50 @@ def test_quantize_save_load_undo(recipe):
     assert_same_bits(fresh[0].weight, own)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("keeps_weights", (True, False))
+def test_restored_weights(keeps_weights, recipe):
+    """They have the layer's dtype and are frozen as before; kept ones come back unless others were loaded."""
+    options = {"recipe": recipe, "keeps_weights": keeps_weights}
+    for bias in (True, False):
+        layer = nn.Linear(200, 70, bias)
+        layer.weight.requires_grad_(False)
+        quantize_linear(layer, **options)
+        values = layer.dequantized() if not keeps_weights else layer._former.weight
+        layer.half()
+        assert layer.dequantized().dtype == torch.float16
+        restore_linear(layer)
+        assert layer.weight.dtype == torch.float16 and not layer.weight.requires_grad
+        assert_same_bits(layer.weight, values.half())
+        assert layer(torch.randn(3, 200).half()).dtype == torch.float16
+    for assign in (False, True):
+        layer, other = nn.Linear(200, 70), nn.Linear(200, 70)
+        former = layer.weight
+        quantize_linear(layer, **options)
+        quantize_linear(other, **options)
+        layer.load_state_dict(other.state_dict(), assign=assign)
+        restore_linear(layer)
+        assert layer.weight is not former and layer.weight.requires_grad
+        assert_same_bits(layer.weight, other.dequantized())
+    with torch.device("meta"):
+        fresh = nn.Linear(200, 70)
+    quantize_linear(fresh, **options)
+    fresh.to_empty(device="cpu").load_state_dict(other.state_dict())
+    restore_linear(fresh)
+    assert_same_bits(fresh.weight, other.dequantized())
+
+
+def test_what_a_quantized_layer_says():
+    layer = TiledLinear(20, 30, precision="fp8_block", weight_grad="fp8")
+    quantize_linear(layer)
+    assert "weight_grad" not in repr(layer) and "precision='fp8_row'" in repr(layer)
+    with pytest.raises(TypeError, match="the weight of a QuantizedLinear is quantised"):
+        layer.reset_parameters()
+    restore_linear(layer)
+    assert "weight_grad='fp8'" in repr(layer)
+    layer.reset_parameters()
+
+
 def test_quantize_keeps_the_precision_of_training():
     layer = TiledLinear(20, 30, precision="fp8_block", weight_grad="fp8")
     quantize_linear(layer, recipe="fp8_weight_only")
