@@ -122,7 +122,7 @@ class Explanation:
             cost = "" if c.cost_us is None else f"{c.cost_us:.4g}"
             config = " ".join(f"{key}={value}" for key, value in c.config.items())
             rows.append((mark, c.algorithm, "yes" if c.legal else "no", cost, c.order, config, c.reason))
-        return "\n".join([head, format_columns(rows), f"choice: {self.choice} ({self.reason})"])
+        return "\n".join([head, format_columns(rows), f"choice: {self.choice or 'none'} ({self.reason})"])
 
 
 def build_info() -> BuildInfo:
@@ -258,8 +258,8 @@ def explain(
     fp32_precision allows it. Nothing is computed.
 
     e4m3 and e5m2 (torch.float8_e4m3fn, torch.float8_e5m2) are dtypes of A and B alone, in any mix: the product is that
-    of `scaled_matmul` with a scale for each row and column, and has a result in bf16 by default. Where no kernel reads
-    8 bits, there is no choice, and the reason says what is computed instead.
+    of `scaled_matmul` with a scale for each row and column, which has no batch and no groups, and a result in bf16 by
+    default. Where no kernel reads 8 bits, the choice is empty, and the reason says what is computed instead.
 
     Of operands of two dtypes on a GPU these are the kernels that convert as they load. By "auto" the operators convert
     what has 16 bits first: what they compute then is the product in fp32, by "split" where n is at least 256.
@@ -285,6 +285,11 @@ def explain(
             raise ValueError(f"{name}: got {given}, expected at most {_MOST_ELEMENTS} elements")
     if batch and groups:
         raise ValueError(f"groups: got {groups} with a batch of {batch}, expected one of them")
+    a_dtype = as_dtype(dtype, DTYPES | FP8_DTYPES)
+    own_b_dtype = None if b_dtype is None else as_dtype(b_dtype, DTYPES | FP8_DTYPES)
+    if (batch or groups) and not {a_dtype, own_b_dtype}.isdisjoint(FP8_DTYPES.values()):
+        given = f"batch: got {batch}" if batch else f"groups: got {groups}"
+        raise ValueError(f"{given} with operands of 8 bits, expected 0: scaled_matmul has neither")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     if plans_of is not None:
@@ -295,13 +300,13 @@ def explain(
             m,
             n,
             k,
-            as_dtype(dtype, DTYPES | FP8_DTYPES),
+            a_dtype,
             layout,
             chip,
             num_threads,
             batch,
             plans_of or "",
-            None if b_dtype is None else as_dtype(b_dtype, DTYPES | FP8_DTYPES),
+            own_b_dtype,
             None if out_dtype is None else as_dtype(out_dtype),
             groups,
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack
 
@@ -84,6 +84,13 @@ def quantized_linear(
     """The same by a weight that is stored in FP8; of gradients, those of the input and of the bias."""
     if precision not in RECIPES:
         raise ValueError(f"precision: got {precision!r}, expected one of {', '.join(RECIPES)}")
+    if _is_nested(input):
+
+        def on_values(values: Tensor) -> Tensor:
+            options = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
+            return quantized_linear(values, q, scale, bias, precision=precision, **options)  # type: ignore[arg-type]
+
+        return _jagged(on_values, input, "input", bias=bias)
     input, autocast_dtype = _under_autocast(input)
     out_dtype = out_dtype or autocast_dtype or input.dtype
 
@@ -154,7 +161,8 @@ class _Fp8Linear(torch.autograd.Function):
         algorithm: str,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        return _product(precision, x, weight, "weight", bias=bias, out_dtype=out_dtype, algorithm=algorithm)
+        options = {"bias": _detached(bias), "out_dtype": out_dtype, "algorithm": algorithm}
+        return _product(precision, x, weight, "weight", **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -164,14 +172,13 @@ class _Fp8Linear(torch.autograd.Function):
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         options = {"algorithm": ctx.algorithm}
         grad_x = grad_weight = grad_bias = None
-        with torch.autocast(grad.device.type, enabled=False):
+        with torch.no_grad(), _without_autocast(grad):
             if needs_x:
                 grad_x = _product(ctx.precision, grad, weight.mT, "weight", out_dtype=x_dtype, **options)
             if needs_weight and ctx.weight_grad == "fp8":
@@ -182,7 +189,46 @@ class _Fp8Linear(torch.autograd.Function):
                 grad_weight = _wide_weight_grad(grad, x, ctx.algorithm).to(weight_dtype)
             if needs_bias and grad_bias is None:
                 grad_bias = torch.ops.tiledmm.ordered_sum.default(grad, [0]).squeeze(0)
-        return grad_x, grad_weight, None if grad_bias is None else grad_bias.to(bias_dtype), None, None, None, None
+            if grad_bias is not None:
+                grad_bias = grad_bias.to(bias_dtype)
+        grad_x, grad_weight = _final(grad_x, grad, weight), _final(grad_weight, grad, x)
+        return grad_x, grad_weight, _final(grad_bias, grad), None, None, None, None
+
+
+class _Final(torch.autograd.Function):
+    """A gradient as it is, which depends on `operands` and has no derivative."""
+
+    @staticmethod
+    def forward(gradient: Tensor, *operands: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError(
+            "tiledmm: a derivative of the gradient of an FP8 layer was asked for, and there is none; layers whose "
+            "gradients are differentiated, as a penalty on gradients does, need precision None"
+        )
+
+
+def _final(gradient: Tensor | None, *operands: Tensor | None) -> Tensor | None:
+    """The gradient, with an error for whoever differentiates it by what it was computed from.
+
+    once_differentiable looks at the result's gradient alone, and a share by the weight or the input would be lost.
+    torch.compile has an error of its own.
+    """
+    if gradient is None or is_compiling() or not _need_grad(*operands):
+        return gradient
+    final: Tensor = _Final.apply(gradient, *operands)
+    return final
+
+
+def _detached(operand: Tensor | None) -> Tensor | None:
+    """For scaled_matmul, which takes none with a gradient: torch.export traces it without the Function around it."""
+    return None if operand is None else operand.detach()
 
 
 def _wide_weight_grad(grad: Tensor, x: Tensor, algorithm: str) -> Tensor:
@@ -203,6 +249,8 @@ class _QuantizedLinear(torch.autograd.Function):
         algorithm: str,
         out_dtype: torch.dtype,
     ) -> Tensor:
+        if precision != "fp8_weight_only":
+            bias = _detached(bias)
         return _quantized_product(precision, x, q, scale, bias, out_dtype, "none", algorithm)
 
     @staticmethod
@@ -212,18 +260,17 @@ class _QuantizedLinear(torch.autograd.Function):
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_dtype, bias_dtype = ctx.dtypes
         grad_x = grad_bias = None
-        with torch.autocast(grad.device.type, enabled=False):
+        with torch.no_grad(), _without_autocast(grad):
             if ctx.needs_input_grad[0]:
                 q, scale = ctx.saved_tensors
                 weight = dequantized_weight(q, scale, grad.dtype)
                 grad_x = matmul(grad, weight, algorithm=ctx.algorithm).to(x_dtype)
             if ctx.needs_input_grad[3]:
                 grad_bias = torch.ops.tiledmm.ordered_sum.default(grad, [0]).squeeze(0).to(bias_dtype)
-        return grad_x, None, None, grad_bias, None, None, None
+        return _final(grad_x, grad), None, None, _final(grad_bias, grad), None, None, None
 
 
 def _quantized_product(
@@ -260,10 +307,20 @@ def _under_autocast(input: Tensor) -> tuple[Tensor, torch.dtype | None]:
     A weight is not cast: its elements are rounded to 8 bits, and to cast them first would be to round them twice.
     """
     device = input.device.type
-    if not torch.is_autocast_enabled(device) or input.dtype == torch.float64:
+    if not _has_autocast(device) or not torch.is_autocast_enabled(device) or input.dtype == torch.float64:
         return input, None
     dtype = torch.get_autocast_dtype(device)
     return input.to(dtype), dtype
+
+
+def _without_autocast(operand: Tensor) -> AbstractContextManager:
+    device = operand.device.type
+    return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
+
+
+def _has_autocast(device: str) -> bool:
+    """The meta device, for one, has none, and torch raises an error where it is asked about it."""
+    return torch.amp.is_autocast_available(device)
 
 
 def _need_derivative(*operands: Tensor | None) -> bool:

@@ -45,7 +45,7 @@ class TiledLinear(nn.Linear):
         weight_grad: with a precision, "wide" for a weight's gradient of operands that are not rounded, or "fp8".
 
     Of a row, the bits of the result and of the input's gradient do not depend on the batch with a precision either.
-    Gradients of it are those of the product, as if nothing was rounded; they have none themselves.
+    Gradients are computed as if rounding had derivative 1. They cannot be differentiated again: NotImplementedError.
 
     The last five are attributes and may be changed at any time; print shows what is not the default. They are pickled,
     and no part of the state_dict.
@@ -158,8 +158,11 @@ class TiledLinear(nn.Linear):
         )
 
     def extra_repr(self) -> str:
+        return TiledLinear._repr_of(self)
+
+    def _repr_of(self, without: str = "") -> str:
         # Also of a layer that was restored: torchao's layers keep the extra_repr that they had.
-        values = ((name, getattr(self, name, getattr(TiledLinear, name))) for name in _ATTRIBUTES)
+        values = [(name, getattr(self, name, getattr(TiledLinear, name))) for name in _ATTRIBUTES if name != without]
         shown = [f"{name}={value!r}" for name, value in values if value != getattr(TiledLinear, name)]
         return ", ".join([nn.Linear.extra_repr(self), *shown])
 

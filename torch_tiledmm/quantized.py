@@ -24,7 +24,8 @@ class _Former:
 
     layer_class: type[nn.Linear]
     precision: str | None
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the weight, as it would be by now: casts of the layer change it
+    requires_grad: bool
     weight: nn.Parameter | None  # where it is kept
 
 
@@ -99,8 +100,23 @@ class QuantizedLinear(TiledLinear):
         )
 
     def dequantized(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The weight that the 8 bits stand for, in `dtype`, by default that of the layer it was made of."""
+        """The weight that the 8 bits stand for, in `dtype`, by default that of the layer it was made of.
+
+        A layer that was cast since, as by `half()`, has the dtype that its weight would have.
+        """
         return dequantized_weight(self.weight, self.weight_scale, dtype or self._former.dtype)
+
+    def reset_parameters(self) -> None:
+        """Raises TypeError: 8 bits are no parameters. Only what the constructor makes is initialised."""
+        if "weight" in self._buffers:
+            raise TypeError(
+                "reset_parameters: the weight of a QuantizedLinear is quantised; initialise the layer before it is "
+                "quantised, or after restore_linear"
+            )
+        super().reset_parameters()
+
+    def extra_repr(self) -> str:
+        return self._repr_of(without="weight_grad")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         # `model.half()` and the like cast all that is floating point, and 8 bits are.
@@ -111,6 +127,7 @@ class QuantizedLinear(TiledLinear):
             assert tensor is not None and changed is not None
             if changed.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(changed.device)
+        self._former.dtype = fn(torch.empty(0, dtype=self._former.dtype, device=self.weight.device)).dtype
         return self
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
@@ -127,10 +144,10 @@ class QuantizedLinear(TiledLinear):
     def _restore(self) -> None:
         """Has its former class and a wide weight again."""
         former, weight = self._former, self._former.weight
-        if weight is None:
-            weight = nn.Parameter(self.dequantized())
-        elif weight.device != self.weight.device:
-            weight = nn.Parameter(weight.detach().to(self.weight.device), weight.requires_grad)
+        if weight is None or not self._is_made_of(weight):
+            weight = nn.Parameter(self.dequantized(), former.requires_grad)
+        elif (weight.device, weight.dtype) != (self.weight.device, former.dtype):
+            weight = nn.Parameter(weight.detach().to(self.weight.device, former.dtype), weight.requires_grad)
         for name in _STORED:
             del self._buffers[name]
         own = vars(self)
@@ -141,6 +158,17 @@ class QuantizedLinear(TiledLinear):
         bias = self._parameters.pop("bias")
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)  # in the order of nn.Linear
+
+    def _is_made_of(self, weight: Tensor) -> bool:
+        """Whether the 8 bits are those of `weight`: others may have been loaded."""
+        if weight.is_meta or self.weight.is_meta:
+            return weight.is_meta and self.weight.is_meta
+        q, scale = _stored_by_torchao(weight) or quantized_weight(self.precision, weight)
+        q, scale = q.to(self.weight.device), scale.to(self.weight.device)
+        if q.shape != self.weight.shape or scale.shape != self.weight_scale.shape:
+            return False
+        same = torch.equal(q.view(torch.uint8), self.weight.view(torch.uint8))  # NaN is not equal to NaN
+        return same and torch.equal(scale.view(torch.int32), self.weight_scale.view(torch.int32))
 
 
 def quantize_linear(
@@ -154,11 +182,14 @@ def quantize_linear(
 
     As by `replace_linear`, a layer stays the same object: hooks, bias, activation, algorithm and training flag are
     untouched. Its parameter `weight` becomes two buffers; an optimiser that has it goes on with what nobody reads, and
-    of a weight that is tied to another module only the layer's own becomes FP8. To load a state_dict of a model that is
+    a weight that is tied to another module becomes FP8 in this layer alone, and without `keeps_weights` it comes back
+    untied. To load a state_dict of a model that is
     quantised, make the model, also on the meta device, call this, and load.
 
-    `restore_linear` brings back each layer's former class, and a weight in its former dtype: the very parameter with
-    `keeps_weights`, else the values that the 8 bits stand for.
+    `restore_linear` brings back each layer's former class, and a weight, frozen if it was: with `keeps_weights` the
+    very parameter, else the values that the 8 bits stand for. Those also come back where the 8 bits are no longer the
+    kept weight's, because others were loaded or the weight was trained on. A layer that was cast since gets a weight
+    of the dtype that it would have, as a copy.
 
     Args:
         model: any module, also a linear layer itself.
@@ -168,9 +199,10 @@ def quantize_linear(
             The default takes all.
 
     Returns:
-        The names of what was quantised, and those skipped, with the reason: other subclasses of nn.Linear, and layers
-        whose weight something else computes or reads. A Float8Tensor of torchao is taken as it is stored where its
-        scales are the recipe's, or one for the whole weight, and is always kept.
+        The names of what was quantised, and those skipped, with the reason: other subclasses of nn.Linear, layers whose
+        weight something else computes, and those whose weight another module reads without calling them: `out_proj` of
+        nn.MultiheadAttention, `linear1` and `linear2` of nn.TransformerEncoderLayer. A Float8Tensor of torchao is taken
+        as it is stored where its scales are the recipe's, or one for the whole weight, and is always kept.
 
     Raises:
         TypeError: `model` is not a module.
@@ -215,7 +247,7 @@ def _store(layer: nn.Linear, recipe: str, stored: tuple[Tensor, Tensor], kept: n
     own, weight = vars(layer), layer._parameters.pop("weight")
     assert weight is not None
     former_class = TiledLinear if isinstance(layer, TiledLinear) else nn.Linear
-    own["_former"] = _Former(former_class, own.get("precision"), weight.dtype, kept)
+    own["_former"] = _Former(former_class, own.get("precision"), weight.dtype, weight.requires_grad, kept)
     own["precision"] = recipe
     for name, tensor in zip(_STORED, stored, strict=True):
         layer.register_buffer(name, tensor)

@@ -127,6 +127,8 @@ def test_explain_prints_a_table_with_the_choice_marked():
     assert all(any(c.algorithm in line for line in lines) for c in answer.candidates)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1 and answer.choice in marked[0]
+    answer = torch_tiledmm.explain(5, 6, 7, "e4m3", device="cpu:avx2")
+    assert not answer.choice and "\nchoice: none (no kernel reads 8 bits here" in str(answer)
 
 
 def test_explain_serves_an_instruction_set_that_is_asked_for():
@@ -277,6 +279,8 @@ def test_devices_of_torch_stand_for_what_this_machine_has():
         ({"k": 2.5}, TypeError, "k: got 2.5"),
         ({"dtype": "int8"}, ValueError, "dtype: got 'int8', expected one of fp32"),
         ({"dtype": torch.int8}, ValueError, "dtype: got torch.int8"),
+        ({"dtype": "e4m3", "batch": 3}, ValueError, "batch: got 3 with operands of 8 bits, expected 0"),
+        ({"b_dtype": torch.float8_e5m2, "groups": 4}, ValueError, "groups: got 4 with operands of 8 bits"),
         ({"layout": "NX"}, ValueError, "layout: got 'NX', expected one of NN"),
         ({"device": "abacus"}, ValueError, "device.*abacus"),
         ({"device": "cuda:sm_999"}, ValueError, "device.*sm_999.*known are cpu"),

@@ -143,6 +143,9 @@ def test_shapes(precision):
         layer(torch.randn(()))
     jagged = torch.nested.nested_tensor([torch.randn(2, 5), torch.randn(4, 5)], layout=torch.jagged)
     assert_same_bits(layer(jagged).values(), layer(jagged.values()))
+    for recipe in RECIPES:
+        quantized = QuantizedLinear(5, 3, precision=recipe)
+        assert_same_bits(quantized(jagged).values(), quantized(jagged.values()))
 
 
 @pytest.mark.parametrize("weight_grad", WEIGHT_GRADS)
@@ -223,15 +226,26 @@ def test_compiled_in_one_graph(precision, device):
             results.append([out, own.grad, *(parameter.grad for parameter in model.parameters())])
         for expected, actual in zip(*results, strict=True):
             assert_same_bits(actual, expected)
+    program = torch.export.export(model, (x,))
+    assert_same_bits(program.module()(x), model(x))
 
 
 def test_derivatives_that_there_are_none_of():
     layer = TiledLinear(200, 70, precision="fp8_row")
     x = torch.randn(5, 200, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
     frozen = copy.deepcopy(layer).requires_grad_(False)
+    for own in (layer, QuantizedLinear.from_linear(layer)):
+        (grad,) = torch.autograd.grad(own(x).square().sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="derivative of the gradient of an FP8 layer"):
+            grad.sum().backward()
+    # The result's gradient is a constant here, and what is wanted is the share of the weight, or of the input.
+    model = nn.Sequential(nn.Linear(200, 200), nn.Tanh(), layer)
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="derivative of the gradient"):
+        (model(x).mean() + grad.square().sum()).backward()
+    (grad,) = torch.autograd.grad(layer(x).sum(), layer.weight, create_graph=True)
+    with pytest.raises(NotImplementedError, match="derivative of the gradient"):
+        torch.autograd.grad(grad.square().sum(), x)
     for own in (layer, frozen, QuantizedLinear.from_linear(frozen)):
         with pytest.raises(NotImplementedError, match="jvp"):
             torch.func.jvp(own, (x.detach(),), (x.detach(),))
@@ -241,6 +255,18 @@ def test_derivatives_that_there_are_none_of():
         layer.weight.detach()
     )
     assert_same_bits(grads, torch.autograd.grad(layer(x.detach()).sum(), layer.weight)[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_meta(recipe):
+    layers = [QuantizedLinear(200, 70, device="meta", precision=recipe)]
+    if recipe in PRECISIONS:
+        layers.append(TiledLinear(200, 70, device="meta", precision=recipe))
+    for layer in layers:
+        x = torch.randn(5, 200, device="meta", requires_grad=True)
+        out = layer(x)
+        out.sum().backward()
+        assert (out.shape, x.grad.shape) == ((5, 70), x.shape) and layer.bias.grad.is_meta
 
 
 class Named(TorchDispatchMode):
@@ -442,6 +468,50 @@ def test_quantize_save_load_undo(recipe):
     assert_same_bits(fresh[0].weight, own)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("keeps_weights", (True, False))
+def test_restored_weights(keeps_weights, recipe):
+    """They have the layer's dtype and are frozen as before; kept ones come back unless others were loaded."""
+    options = {"recipe": recipe, "keeps_weights": keeps_weights}
+    for bias in (True, False):
+        layer = nn.Linear(200, 70, bias)
+        layer.weight.requires_grad_(False)
+        quantize_linear(layer, **options)
+        values = layer.dequantized() if not keeps_weights else layer._former.weight
+        layer.half()
+        assert layer.dequantized().dtype == torch.float16
+        restore_linear(layer)
+        assert layer.weight.dtype == torch.float16 and not layer.weight.requires_grad
+        assert_same_bits(layer.weight, values.half())
+        assert layer(torch.randn(3, 200).half()).dtype == torch.float16
+    for assign in (False, True):
+        layer, other = nn.Linear(200, 70), nn.Linear(200, 70)
+        former = layer.weight
+        quantize_linear(layer, **options)
+        quantize_linear(other, **options)
+        layer.load_state_dict(other.state_dict(), assign=assign)
+        restore_linear(layer)
+        assert layer.weight is not former and layer.weight.requires_grad
+        assert_same_bits(layer.weight, other.dequantized())
+    with torch.device("meta"):
+        fresh = nn.Linear(200, 70)
+    quantize_linear(fresh, **options)
+    fresh.to_empty(device="cpu").load_state_dict(other.state_dict())
+    restore_linear(fresh)
+    assert_same_bits(fresh.weight, other.dequantized())
+
+
+def test_what_a_quantized_layer_says():
+    layer = TiledLinear(20, 30, precision="fp8_block", weight_grad="fp8")
+    quantize_linear(layer)
+    assert "weight_grad" not in repr(layer) and "precision='fp8_row'" in repr(layer)
+    with pytest.raises(TypeError, match="the weight of a QuantizedLinear is quantised"):
+        layer.reset_parameters()
+    restore_linear(layer)
+    assert "weight_grad='fp8'" in repr(layer)
+    layer.reset_parameters()
+
+
 def test_quantize_keeps_the_precision_of_training():
     layer = TiledLinear(20, 30, precision="fp8_block", weight_grad="fp8")
     quantize_linear(layer, recipe="fp8_weight_only")
@@ -493,8 +563,13 @@ def test_gradients_of_the_input(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_quantized_compiled_exported_and_autocast(recipe):
     torch._dynamo.reset()
-    model = make_model(torch.float32).requires_grad_(False)
+    model = make_model(torch.float32)
     quantize_linear(model, recipe=recipe)
+    with torch.no_grad():
+        expected = model(torch.ones(3, 200))
+    program = torch.export.export(model, (torch.randn(3, 200),))  # of biases that require a gradient
+    torch.testing.assert_close(program.module()(torch.ones(3, 200)), expected)
+    model.requires_grad_(False)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (5, 9):
         x = torch.randn(rows, 200)
