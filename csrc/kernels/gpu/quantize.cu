@@ -155,7 +155,9 @@ TILEDMM_DEVICE void store_vector(const QuantizeProblem& p, const Float8& format,
 // ---- Along k
 constexpr int row_threads(int groups) { return kLanes * (groups > 4 ? groups : 4); }
 // Blocks of a unit at a time: while some wait for memory, others compute.
-constexpr int row_blocks(int groups, bool is_usual) { return (is_usual ? 2 : 1) * (groups > 4 ? 1 : 4); }
+[[maybe_unused]] constexpr int row_blocks(int groups, bool is_usual) {
+  return (is_usual ? 2 : 1) * (groups > 4 ? 1 : 4);
+}
 
 // GROUPS times 32 threads for each row, whose vectors they keep: VECTORS each, neighbours' side by side.
 template <class T, bool HAS_ACT, bool IS_ALIGNED, int GROUPS, int VECTORS>
