@@ -522,6 +522,7 @@ def test_every_operator_is_in_this_table():
         schema.name.removeprefix("tiledmm::"): [arg.name for arg in schema.arguments if "Tensor" in str(arg.type)]
         for schema in schemas
     }
+    tensors = {op: names for op, names in tensors.items() if not op.startswith("_")}  # called by the package alone
     for names in tensors.values():
         if "offs" in names:
             names.remove("offs")  # integers

@@ -394,3 +394,15 @@ def test_what_the_mode_leaves_to_torch(mode):
 def test_host_gpu_has_no_kernel_that_would_take_8_bits():
     with pytest.raises(TypeError, match="expected one of fp32"):
         host_gpu.matmul(A, B, algorithm="naive")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("of", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_widened_elements_are_exact(of, dtype):
+    numbers = torch.arange(256, dtype=torch.uint8)
+    for bits in (numbers, numbers.reshape(16, 16).T, numbers.repeat(3).reshape(32, 24)[1:, 2:21], numbers[:0]):
+        x = bits.contiguous().view(of) if bits.is_contiguous() else torch.empty_like(bits).copy_(bits).view(of)
+        wide = torch.ops.tiledmm._widen_float8(x, dtype)
+        assert wide.dtype == dtype and wide.shape == x.shape
+        torch.testing.assert_close(wide, x.to(dtype), rtol=0, atol=0, equal_nan=True)
+    torch.library.opcheck(torch.ops.tiledmm._widen_float8.default, (x, dtype), test_utils="test_faketensor")
