@@ -36,7 +36,7 @@ constexpr int64_t num_tile_rows(const FoldedProblem& problem, int64_t block_m) {
 // Makes of a grouped problem the product of one group. The rows behind the last group form one more, with k = 0.
 constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t group, const GroupRange& range) {
   const auto skip = [](const void*& operand, int64_t count, DType dtype) {
-    operand = static_cast<const char*>(operand) + count * size_of(dtype);
+    operand = static_cast<const char*>(operand) + count * size_of_wide(dtype);
   };
   const bool is_rows = problem.grouping == Grouping::rows;
   int64_t skipped_c = 0;
@@ -49,7 +49,7 @@ constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t 
     skip(problem.b, range.begin * problem.stride_bk, problem.dtype_b);
     skipped_c = group * groups.stride_c;
   }
-  problem.c = static_cast<char*>(problem.c) + skipped_c * size_of(problem.dtype_c);
+  problem.c = static_cast<char*>(problem.c) + skipped_c * size_of_wide(problem.dtype_c);
   if (group == groups.size) {
     problem.k = 0, problem.bias = nullptr;
   } else {

@@ -29,9 +29,9 @@ enum class Status : int32_t {
   launch_failed = 4,      // the GPU's runtime refused
 };
 
-constexpr int64_t size_of(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::f16 || dtype == DType::bf16 ? 2 : 1;
-}
+// Of one that any product may have: kernels ask this where a comparison more would cost them registers.
+constexpr int64_t size_of_wide(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+constexpr int64_t size_of(DType dtype) { return dtype >= DType::e4m3 ? 1 : size_of_wide(dtype); }
 
 // How the dtypes of A, B and C differ. A bias has one that another of them has.
 enum class Mix : int32_t {

@@ -55,10 +55,10 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
   } else {
     for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) add_offsets(d);
   }
-  item.a = static_cast<const char*>(item.a) + offset_a * size_of(item.dtype_a);
-  item.b = static_cast<const char*>(item.b) + offset_b * size_of(item.dtype_b);
-  item.c = static_cast<char*>(item.c) + offset_c * size_of(item.dtype_c);
-  if (item.bias) item.bias = static_cast<const char*>(item.bias) + offset_bias * size_of(item.dtype_bias);
+  item.a = static_cast<const char*>(item.a) + offset_a * size_of_wide(item.dtype_a);
+  item.b = static_cast<const char*>(item.b) + offset_b * size_of_wide(item.dtype_b);
+  item.c = static_cast<char*>(item.c) + offset_c * size_of_wide(item.dtype_c);
+  if (item.bias) item.bias = static_cast<const char*>(item.bias) + offset_bias * size_of_wide(item.dtype_bias);
   return item;
 }
 
