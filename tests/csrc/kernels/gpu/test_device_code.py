@@ -267,11 +267,20 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
+        # quantize spills one address on sm_80, of a view across k with an activation.
         # wgmma_fp8's with factors of blocks keep up to 14 numbers beside sums and totals: two stages in one piece of
         # code are faster than one without them (docs/worklog/fp8.md).
         # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
         # loop there, too.
-        spills = {"02": 24, "04": 148, "mma_async": 448, "wgmma/fp8": 64, "wgmma/": 12, "wgmma_split": 24}
+        spills = {
+            "02": 24,
+            "04": 148,
+            "mma_async": 448,
+            "wgmma/fp8": 64,
+            "wgmma/": 12,
+            "wgmma_split": 24,
+            "quantize": 4,
+        }
         allowed = next((num_bytes for name, num_bytes in spills.items() if name_of(source).startswith(name)), 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
