@@ -29,7 +29,7 @@ enum class Status : int32_t {
   launch_failed = 4,      // the GPU's runtime refused
 };
 
-// Of one that any product may have: kernels ask this where a comparison more would cost them registers.
+// The bytes of an element that any product may have: kernels ask this where one more comparison costs registers.
 constexpr int64_t size_of_wide(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 constexpr int64_t size_of(DType dtype) { return dtype >= DType::e4m3 ? 1 : size_of_wide(dtype); }
 

@@ -14,9 +14,9 @@ namespace tiledmm {
 
 // The dtype of 8 bits that torch calls so.
 inline DType to_float8(at::ScalarType type) {
-  const bool is_known = type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2;
-  TORCH_CHECK_TYPE(is_known, "tiledmm: dtype is ", type, "; accepted are torch.float8_e4m3fn and torch.float8_e5m2");
-  return type == at::kFloat8_e4m3fn ? DType::e4m3 : DType::e5m2;
+  const std::optional<DType> dtype = fp8_dtype_of(type);
+  TORCH_CHECK_TYPE(dtype, "tiledmm: dtype is ", type, "; accepted are torch.float8_e4m3fn and torch.float8_e5m2");
+  return *dtype;
 }
 
 inline ScaleBlock to_scale_block(int64_t block_rows) {

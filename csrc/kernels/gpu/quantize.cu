@@ -28,7 +28,7 @@ struct Vector {
       return as_acc(T{uint16_t(own.words[j / 2] >> (j % 2 * 16))});
     }
   }
-  // Of a vector of zeros.
+  // The vector holds zeros before.
   TILEDMM_DEVICE void set(int j, T value) {
     if constexpr (sizeof(T) == 4) {
       own.words[j] = bits_of(value);
@@ -37,7 +37,7 @@ struct Vector {
     }
   }
 };
-// The same behind an activation.
+// The same neighbours after an activation, as numbers in fp32.
 template <class T>
 struct ActivatedVector {
   float numbers[Vector<T>::kCount];
@@ -111,14 +111,14 @@ TILEDMM_DEVICE Vector<T> load_vector(const T* x, int64_t at, int64_t stride, int
   return own;
 }
 
-// Of the lanes whose numbers differ in bits from FIRST up to END.
+// The largest value among the lanes whose numbers differ in bits from FIRST up to END.
 template <int FIRST, int END>
 TILEDMM_DEVICE uint32_t largest_of_lanes(uint32_t own) {
   TILEDMM_UNROLL for (int mask = FIRST; mask < END; mask *= 2) own = larger_of(own, lane_xor(own, mask));
   return own;
 }
 
-// Of GROUPS times 32 threads, which are all of the block's, if they are more than 32.
+// The largest value among GROUPS times 32 threads, which are all of the block's, if they are more than 32.
 template <int GROUPS>
 TILEDMM_DEVICE uint32_t largest_of_groups(uint32_t own, uint32_t (&shared)[GROUPS]) {
   own = largest_of_lanes<1, kLanes>(own);
@@ -311,7 +311,8 @@ struct Tile {
   }
 };
 
-// Of each row of a tile the largest of what a thread's `largest` has, in its first ROWS threads; 0 in the others.
+// The largest value of each row of a tile, which the block's first ROWS threads get; the others get 0. A thread brings
+// those of its own rows.
 template <int ROWS, int COUNT>
 TILEDMM_DEVICE uint32_t largest_of_row(const uint32_t (&largest)[COUNT], uint32_t (&shared)[kTileGroups][ROWS]) {
   constexpr int kOfK = ROWS / COUNT;

@@ -147,9 +147,6 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
 struct CopyBytesShared {
   uint32_t tile[kCopyTile][kCopyTile / 4 + 1];  // [outer][inner in fours]
 };
-struct __attribute__((may_alias, aligned(16))) FourWords {
-  uint32_t values[4];
-};
 
 // `count` bytes at an address, 1 to 4; zeros behind them. Words that hold none of them are not read.
 TILEDMM_DEVICE uint32_t load_bytes(const uint8_t* from, int count) {
@@ -207,9 +204,9 @@ TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
   block_barrier();  // the tile is whole
   const int own_row = thread / 4, own_col = thread % 4 * 16;
   if (row + own_row < job.outer && col + own_col < job.ld) {
-    FourWords four;
-    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.values[i] = load_shared(&smem.tile[own_row][own_col / 4 + i]);
-    store_global(reinterpret_cast<FourWords*>(job.to + (row + own_row) * job.ld + col + own_col), four);
+    Vector16 four;
+    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.words[i] = load_shared(&smem.tile[own_row][own_col / 4 + i]);
+    store_global(reinterpret_cast<Vector16*>(job.to + (row + own_row) * job.ld + col + own_col), four);
   }
 }
 

@@ -255,7 +255,7 @@ TILEDMM_PTX void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total[i]) : "f"(sums[i]));
 }
 
-// Of one value.
+// One value is added, as it is or times a factor.
 TILEDMM_PTX void add(float& total, float sum) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total) : "f"(sum)); }
 TILEDMM_PTX void add_scaled(float& total, float sum, float factor) {
   asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(total) : "f"(sum), "f"(factor));
@@ -400,7 +400,7 @@ TILEDMM_PTX void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a
   if constexpr (MMA_N == 64) TILEDMM_WGMMA_F16(64, 32, "{%32, %33, %34, %35}", "%36", "%37");
 }
 
-// The same in 8 bits, A of 64 x 32, both operands along k.
+// acc (+)= A * B in 8 bits, A of 64 x 32, B of 32 x MMA_N, both along k.
 #define TILEDMM_WGMMA_FP8(N, TYPE_A, TYPE_B, COUNT, A, B, ADDS)                                              \
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                \
                ", 0;\n"                                                                                      \

@@ -33,12 +33,6 @@ struct Fp8Config : Config<uint8_t, C, kFp8Tiles[TILE].shape.block_m, kFp8Tiles[T
                                                          const Place& at);
 };
 
-// A value that the compiler keeps in a register instead of computing it anew.
-__device__ __forceinline__ uint32_t opaque(uint32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 // Halves of a tile of 128 x 256: one part each.
 constexpr int kHalfFp8Tile = 2;
 static_assert(kFp8Tiles[0].shape.block_n == 256 && kFp8Tiles[kHalfFp8Tile].shape.block_n == 128 &&
@@ -119,8 +113,8 @@ struct PromotedLoop {
   Ring<Cfg::kNumStages>& ring;
   int num_k_tiles, col;
   std::conditional_t<kHasBlocks, BlockFactors<Cfg, Piece>, NoFactors> factors;
-  uint32_t full = opaque(shared.full);
-  uint32_t stage = 0;  // the address of the ring's stage, counted from the first one
+  uint32_t full = gpu::opaque(shared.full);  // else it is computed anew for every stage
+  uint32_t stage = 0;                        // the address of the ring's stage, counted from the first one
   float sums[kSets][kSums];
   StepFactors own[kSets];
   float pairs[kSets][kByColumn ? kSums / 2 : 1];  // of columns that have a factor each

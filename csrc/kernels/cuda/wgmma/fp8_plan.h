@@ -55,9 +55,9 @@ inline GemmTask in_pairs(const GemmTask& task, const WgmmaPlan& plan, const Gemm
 // Shows a plan for each tile, and for each with exchanged roles.
 inline void for_each_fp8_plan(const WgmmaCosts& costs, const FoldedProblem& problem, int num_sms, PlanSearch& visit) {
   WgmmaSearch search = wgmma_search(costs, problem, num_sms);
-  const GemmProblem& p = problem.gemm;
-  search.task = in_pairs(search.task, search.plan, search.plan.is_column_major ? transposed(p) : p);
-  const Factors factors = factors_of(search.plan.is_column_major ? transposed(p) : p);
+  const GemmProblem p = search.plan.is_column_major ? transposed(problem.gemm) : problem.gemm;
+  search.task = in_pairs(search.task, search.plan, p);
+  const Factors factors = factors_of(p);
   for (const bool is_exchanged : {false, true}) {
     const GemmTask task = is_exchanged ? transposed(search.task) : search.task;
     if (is_exchanged && (!task.is_c_aligned || task.is_wide || factors != Factors::rows)) continue;
