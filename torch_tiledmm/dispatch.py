@@ -172,6 +172,7 @@ _OPERATORS = frozenset(
         torch.ops.tiledmm.gated_linear,
         torch.ops.tiledmm.linear_weight_grads,
         torch.ops.tiledmm.scaled_matmul,
+        torch.ops.tiledmm._weight_only,
     )
     for name in (packet, packet.default)
 )

@@ -116,24 +116,6 @@ def dequantized_weight(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (q.float() * scale).to(dtype)
 
 
-def weight_only_product(
-    x: Tensor, q: Tensor, scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype, activation: str, algorithm: str
-) -> Tensor:
-    """`activation(x @ q.T * scale.T + bias)` of rows of 16 or 32 bits, sums and what follows them in float32.
-
-    The weight is converted to the dtype of `x`, which holds it exactly. A kernel that reads 8 bits beside 16 would come
-    here, in the place of all of it.
-    """
-    wide = torch.ops.tiledmm._widen_float8.default(q, x.dtype)
-    sums = matmul(x, wide.mT, algorithm=algorithm, out_dtype=torch.float32)
-    sums = sums.mul_(scale.mT)
-    if bias is not None:
-        sums = sums.add_(bias)
-    if activation != "none":
-        sums = torch.ops.tiledmm.activate.default(sums, activation)
-    return sums.to(out_dtype)
-
-
 def _quantized(precision: str, operand: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """(rows, k) in 8 bits with scales along k, by row or by block: of 128 rows for a "weight", of one for "rows"."""
     if precision == "fp8_row":
@@ -249,9 +231,7 @@ class _QuantizedLinear(torch.autograd.Function):
         algorithm: str,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        if precision != "fp8_weight_only":
-            bias = _detached(bias)
-        return _quantized_product(precision, x, q, scale, bias, out_dtype, "none", algorithm)
+        return _quantized_product(precision, x, q, scale, _detached(bias), out_dtype, "none", algorithm)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -284,7 +264,10 @@ def _quantized_product(
     algorithm: str,
 ) -> Tensor:
     if precision == "fp8_weight_only":
-        return weight_only_product(x, q, scale, bias, out_dtype, activation, algorithm)
+        out: Tensor = torch.ops.tiledmm._weight_only.default(
+            x, q, scale, bias, out_dtype=out_dtype, activation=activation, algorithm=algorithm
+        )
+        return out
     qx, scale_x = _quantized(precision, x, "rows")
     return scaled_matmul(
         qx, q.mT, scale_x, scale.mT, bias=bias, out_dtype=out_dtype, activation=activation, algorithm=algorithm

@@ -39,13 +39,14 @@ enum class Mix : int32_t {
   wide_result,  // A and B have one of 16 bits, C has fp32
   operands,     // fp32 beside one of 16 bits in any other way: products are those of the elements in fp32
   fp8,          // A and B have 8 bits each, C and its bias one of fp32, fp16, bf16
+  fp8_b,        // B alone has 8 bits, A one of fp32, fp16, bf16, and so C and its bias
   other,        // no kernel has this
 };
 
 inline constexpr int kMaxBatchDims = 64;
 
 // Factors of A's and B's elements, in fp32: none, one for each row of A and column of B, or one for each block of 128
-// elements along k.
+// elements along k. Where B alone has 8 bits, it alone has factors, of columns.
 enum class Scaling : int32_t { none = 0, rows = 1, blocks = 2 };
 inline constexpr int kScaledK = 128;  // elements of a block along k
 
@@ -115,8 +116,9 @@ struct GemmProblem {
 
 constexpr Mix mix_of(DType a, DType b, DType bias, DType c) {
   if (size_of(a) == 1 || size_of(b) == 1) {
-    const bool is_fp8 = size_of(a) == 1 && size_of(b) == 1 && (size_of(c) == 2 || c == DType::f32) && bias == c;
-    return is_fp8 ? Mix::fp8 : Mix::other;
+    const auto is_wide = [](DType dtype) { return size_of(dtype) == 2 || dtype == DType::f32; };
+    if (size_of(b) > 1 || !is_wide(c) || bias != c) return Mix::other;
+    return size_of(a) == 1 ? Mix::fp8 : is_wide(a) ? Mix::fp8_b : Mix::other;
   }
   if (a == b && a == c) return bias == c ? Mix::none : Mix::other;
   const DType narrow = a != DType::f32 ? a : b != DType::f32 ? b : c;

@@ -70,7 +70,8 @@ struct Takes {
   bool mixed = false;              // fp32 beside one dtype of 16 bits, in any places
   bool alpha = true, bias = true;  // alpha other than 1; a bias, of any strides, and beta
   bool row_sums = false, kept_sum = false, groups = false, gated = false;
-  bool fp8 = false;  // operands of 8 bits, which have scales
+  bool fp8 = false;    // operands of 8 bits, which have scales
+  bool fp8_b = false;  // a B of e4m3 with a scale for each column, beside an A of one of the dtypes
 
   constexpr bool has(DType dtype) const {
     for (int32_t i = 0; i < num_dtypes; ++i) {
@@ -129,6 +130,11 @@ inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
       if (!takes.fp8) return "it takes no operands of 8 bits";
       if (p.scaling == Scaling::none) return "operands of 8 bits have scales";
       break;
+    case Mix::fp8_b:
+      if (!takes.fp8_b || !takes.has(p.dtype_a)) return "it takes no B of 8 bits beside such an A";
+      if (p.dtype_b != DType::e4m3) return "its B of 8 bits is e4m3";
+      if (p.scaling != Scaling::rows) return "its B of 8 bits has a scale for each column";
+      break;
     case Mix::other:
       return "dtypes that differ: served are fp32 beside one of 16 bits, and a result of more than 8 bits";
   }
@@ -136,7 +142,7 @@ inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
   if (p.bias && !takes.bias) return "it adds no bias";
   if (p.row_sums && !takes.row_sums) return "it does not sum rows";
   if (p.sum_offset && !takes.kept_sum) return "it does not keep the sum before an activation";
-  if (p.scaling != Scaling::none && !takes.fp8) return "it takes no scales of operands";
+  if (p.scaling != Scaling::none && size_of(p.dtype_b) > 1) return "operands with scales have 8 bits";
   if (is_grouped(p) && !takes.groups) return "it takes no groups";
   if (p.gated_b && !takes.gated) return "it takes no second B";
   if (rung.is_gpu && p.num_batch_dims > kMaxGpuBatchDims) {

@@ -16,12 +16,24 @@ struct GemmTask {
   bool is_c_aligned = false;  // rows of C consist of whole units of 16 bytes
   bool sums_rows = false;     // of A, too
   bool is_wide = false;       // C has fp32, the operands 16 bits
+  bool is_b_fp8 = false;      // B has 8 bits, and A more
 };
 
 inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {
   const GemmProblem& p = problem.gemm;
-  return {p.dtype_a,        p.m, p.n, p.k,   problem.chunk_k,       problem.batch_size,
-          p.num_batch_dims, a,   b,   false, p.row_sums != nullptr, p.dtype_c != p.dtype_a};
+  return {p.dtype_a,
+          p.m,
+          p.n,
+          p.k,
+          problem.chunk_k,
+          problem.batch_size,
+          p.num_batch_dims,
+          a,
+          b,
+          false,
+          p.row_sums != nullptr,
+          p.dtype_c != p.dtype_a,
+          size_of(p.dtype_b) < size_of(p.dtype_a)};
 }
 
 // The host does not know the sizes of groups. A batch of products of equal size takes about as long: the task becomes

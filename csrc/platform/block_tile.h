@@ -142,6 +142,11 @@ struct WordOf<Half> {
 };
 template <>
 struct WordOf<BFloat16> : WordOf<Half> {};
+template <>
+struct WordOf<E4m3> {  // before they are widened
+  using Word = uint16_t;
+  static constexpr int kElements = 2;
+};
 
 // A block tile in words, in shared memory with rows padded so that the fragments' loads have no bank conflicts: k-major
 // [mn][word] or mn-major [word][mn]. 16-bit elements are paired along k in both; only where ldmatrix can transpose,

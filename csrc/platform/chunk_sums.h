@@ -17,8 +17,9 @@ TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, A* partial, 
   return sums;
 }
 
-// An element a thread, AT_ONCE loads in flight. C = the chunks' sum, or what C has and theirs.
-template <class T, int THREADS, int AT_ONCE, bool ADDS_TO_C = false>
+// An element a thread, AT_ONCE loads in flight. C = the chunks' sum, or what C has and theirs. SCALES: times the factor
+// of B's column.
+template <class T, int THREADS, int AT_ONCE, bool ADDS_TO_C = false, bool SCALES = false>
 TILEDMM_KERNEL(THREADS, 1)
 add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem problem) {
   let_later_kernels_start();
@@ -49,6 +50,7 @@ add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem pro
     if (count > 0) break;
   }
   const int64_t row = (idx - item * slab) / ld, col = idx - item * slab - row * ld;
+  if constexpr (SCALES) sum *= load_global(problem.gemm.scale_b.data + col * problem.gemm.scale_b.stride_row);
   if (col < problem.gemm.n) {
     store_element<T>(item_of<true>(problem, item), row, col, sum);
   } else if constexpr (!std::is_same_v<T, AnyElement>) {
@@ -77,8 +79,8 @@ class ChunkSums {
     return sums != nullptr;
   }
 
-  // C of the problem, whose element is T.
-  template <class T>
+  // C of the problem, whose element is T. SCALES: as of add_chunks.
+  template <class T, bool SCALES = false>
   Status add() const {
     static_assert(sizeof(Acc<T>) == sizeof(A), "the sums are T's accumulators");
     // Few elements: more blocks, so that more multiprocessors load, and more loads at a time (measured on an H200: 1 us
@@ -86,18 +88,18 @@ class ChunkSums {
     // AMD's compiler has no registers for that.
     [[maybe_unused]] constexpr int64_t kFew = 8192;
     if constexpr (!kIsAmd) {
-      if (num_outputs() <= kFew) return launch<T, 32, 64>();
+      if (num_outputs() <= kFew) return launch<T, 32, 64, SCALES>();
     }
-    return launch<T, 128, 16>();
+    return launch<T, 128, 16, SCALES>();
   }
 
  private:
   int64_t num_outputs() const { return problem_.batch_size * problem_.gemm.m * ld_; }
 
-  template <class T, int THREADS, int AT_ONCE>
+  template <class T, int THREADS, int AT_ONCE, bool SCALES>
   Status launch() const {
-    return launch_early(add_chunks<T, THREADS, AT_ONCE>, ceil_div(num_outputs(), THREADS), 1, THREADS, 0, executor_,
-                        static_cast<const Acc<T>*>(sums), ld_, num_chunks_, problem_);
+    return launch_early(add_chunks<T, THREADS, AT_ONCE, false, SCALES>, ceil_div(num_outputs(), THREADS), 1, THREADS, 0,
+                        executor_, static_cast<const Acc<T>*>(sums), ld_, num_chunks_, problem_);
   }
 
   const Executor& executor_;

@@ -17,6 +17,10 @@ struct Half {
 struct BFloat16 {
   uint16_t bits;
 };
+// Of a B beside a wider A.
+struct E4m3 {
+  uint8_t bits;
+};
 
 namespace {
 

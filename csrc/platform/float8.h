@@ -38,6 +38,13 @@ TILEDMM_SCALAR uint32_t float_to_float8(const Float8& format, float value) {
   return select(0x7f800000 - magnitude, kFloat8Nan, sign | finite);
 }
 
+// Of e4m3, without a number that fp32 has as a denormal one: some processors take those for zero.
+TILEDMM_SCALAR float e4m3_to_float(uint32_t number) {
+  const uint32_t magnitude = number & 0x7f, normal = (magnitude << 20) + (120u << 23);
+  const uint32_t finite = select(magnitude - 8, bits_of(float(magnitude) * 0x1p-9f), normal);
+  return float_of((number & 0x80) << 24 | select(0x7e - magnitude, 0x7fc00000, finite));
+}
+
 // |value| as bits: their largest is that of the numbers, and a NaN exceeds all.
 TILEDMM_SCALAR uint32_t magnitude_of(float value) { return bits_of(value) & 0x7fffffff; }
 TILEDMM_SCALAR uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }

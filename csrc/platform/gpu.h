@@ -411,6 +411,27 @@ TILEDMM_DEVICE uint32_t pack_float8(const Float8& format, float first, float sec
 #endif
 }
 
+// Two numbers of e4m3, the first one in the lower byte, as elements of 16 bits, which hold them exactly.
+template <class T>
+TILEDMM_DEVICE uint32_t widened_e4m3(uint32_t pair) {
+  static_assert(sizeof(T) == 2);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(pair)));
+  if constexpr (std::is_same_v<T, Half>) {
+    return halves;
+  } else {
+    uint32_t wide;
+    const float first = as_acc(Half{uint16_t(halves)}), second = as_acc(Half{uint16_t(halves >> 16)});
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(wide) : "f"(second), "f"(first));
+    return wide;
+  }
+#else
+  const float first = e4m3_to_float(pair & 0xff), second = e4m3_to_float(pair >> 8);
+  return rounded_to<T>(first).bits | uint32_t(rounded_to<T>(second).bits) << 16;
+#endif
+}
+
 // ---- Devices
 // What the runtime says of a device; false where there is none of that number. take_runtime_error: what it refused
 // last, in its words, null for nothing. It forgets that, so that whoever asks next (torch, behind a kernel of its own)

@@ -54,6 +54,11 @@ TORCH_LIBRARY(tiledmm, m) {
       "scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, *, "
       "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
       tags);
+  // activation(x q^T * scale^T + bias): elements of q have 8 bits and a scale for each row, those of x 16 or 32.
+  m.def(
+      "_weight_only(Tensor x, Tensor q, Tensor scale, Tensor? bias, *, ScalarType out_dtype, str activation=\"none\", "
+      "str algorithm=\"auto\") -> Tensor",
+      tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
   // Elements of 8 bits and their scales: of each row, or of blocks of 1 or 128 rows by 128 elements. No derivative.

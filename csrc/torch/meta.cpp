@@ -114,6 +114,14 @@ Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, co
   return empty(a, ScaledShape<SymInt>(a, b, scale_a, scale_b, bias).out, dtypes.result);
 }
 
+Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const std::optional<Tensor>& bias,
+                   at::ScalarType out_dtype, std::string_view activation, std::string_view algorithm) {
+  weight_only_dtypes(x, q, scale, bias, out_dtype);
+  to_activation(activation);
+  to_algorithm(algorithm);
+  return empty(x, {x.sym_size(0), q.sym_size(0)}, out_dtype);
+}
+
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   to_dtype("a", a);
   return empty(a, ordered_sum_shape<SymInt>(a, dims));
@@ -163,6 +171,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("scaled_matmul", &scaled_matmul);
   m.impl("_widen_float8", &widen_float8);
+  m.impl("_weight_only", &weight_only);
   m.impl("ordered_sum", &ordered_sum);
   m.impl("quantize_rows", &quantize_rows);
   m.impl("quantize_blocks", &quantize_blocks);

@@ -1,5 +1,5 @@
-// CPU and CUDA (which is ROCm, too) kernels of products of operands of 8 bits with scales. Where no kernel reads 8
-// bits, the operands are widened, and the product is one of the other kernels'.
+// CPU and CUDA (which is ROCm, too) kernels of products of operands of 8 bits with scales, both or the second alone.
+// Where no kernel reads 8 bits, the operands are widened, and the product is one of the other kernels'.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -68,8 +68,29 @@ struct Operands {
   Tensor a, b, scale_a, scale_b, bias;
 };
 
-// activation(sums + bias) by kernels that read 16 or 32 bits, in fp32, into `sums`, which is contiguous. Scales of rows
-// multiply exact sums, those of blocks the operands.
+// sums = a b, in fp32 and contiguous, by kernels that read 16 or 32 bits.
+Outcome wide_product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums) {
+  GemmProblem problem{};
+  problem.dtype_a = problem.dtype_b = *dtype_of(a.scalar_type());
+  problem.dtype_c = problem.dtype_bias = DType::f32;
+  fill_operands(problem, a, b);
+  problem.c = sums.mutable_data_ptr();
+  problem.stride_cm = problem.n, problem.stride_cn = 1;
+  return compute(problem, algorithm, sums.device(), false);
+}
+
+// What follows the sums, where they lie.
+void finish(const Tensor& sums, const Tensor& scale, const Tensor& bias, Activation activation) {
+  Tensor scaled = sums;
+  if (scale.defined()) scaled.mul_(scale);
+  if (bias.defined()) scaled.add_(bias);
+  if (activation == Activation::none) return;
+  const ElementwiseProblem last{Function(int32_t(activation)), DType::f32, sums.numel(),
+                                sums.const_data_ptr(),         nullptr,    sums.mutable_data_ptr()};
+  run(last, sums.device());
+}
+
+// activation(sums + bias), in fp32, into `sums`. Scales of rows multiply exact sums, those of blocks the operands.
 Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Activation activation, int32_t algorithm,
                      const Tensor& sums) {
   const bool has_blocks = shape.scaling == Scaling::blocks;
@@ -78,23 +99,66 @@ Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Act
       has_blocks ? scaled_operand(own.a, own.scale_a, 0, shape.rows_of_block_a) : widen_float8(own.a, at::kBFloat16);
   const Tensor b =
       has_blocks ? scaled_operand(own.b, own.scale_b, 1, shape.rows_of_block_b) : widen_float8(own.b, at::kBFloat16);
-  GemmProblem problem{};
-  problem.dtype_a = problem.dtype_b = has_blocks ? DType::f32 : DType::bf16;
-  problem.dtype_c = problem.dtype_bias = DType::f32;
-  fill_operands(problem, a, b);
-  problem.c = sums.mutable_data_ptr();
-  problem.stride_cm = problem.n, problem.stride_cn = 1;
-  Outcome outcome = compute(problem, algorithm, sums.device(), false);
-  if (outcome.status != Status::ok) return outcome;
-  Tensor scaled = sums;
-  if (!has_blocks) scaled.mul_(own.scale_a.mul(own.scale_b));
-  if (own.bias.defined()) scaled.add_(own.bias);
-  if (activation != Activation::none) {
-    const ElementwiseProblem last{Function(int32_t(activation)), DType::f32, sums.numel(),
-                                  sums.const_data_ptr(),         nullptr,    sums.mutable_data_ptr()};
-    run(last, sums.device());
-  }
+  const Outcome outcome = wide_product(a, b, algorithm, sums);
+  if (outcome.status == Status::ok)
+    finish(sums, has_blocks ? Tensor() : own.scale_a.mul(own.scale_b), own.bias, activation);
   return outcome;
+}
+
+// The problem but for its scales.
+GemmProblem problem_of(const Operands& own, const ProductDtypes& dtypes, Activation activation, const Tensor& c) {
+  GemmProblem problem{};
+  dtypes.set(problem);
+  fill_operands(problem, own.a, own.b);
+  problem.activation = activation;
+  if (own.bias.defined()) {
+    problem.bias = own.bias.const_data_ptr();
+    problem.stride_bias_n = own.bias.stride(0);
+  }
+  problem.c = c.mutable_data_ptr();
+  problem.stride_cm = c.stride(0), problem.stride_cn = c.stride(1);
+  return problem;
+}
+
+// Where a kernel stores C: in fp32 where the result's dtype does not hold a bias, and then it is rounded afterwards.
+Tensor place_of_c(const Tensor& out, const ProductDtypes& dtypes) {
+  const bool is_rounded = dtypes.c == DType::f32 && out.scalar_type() != at::kFloat;
+  return is_rounded ? new_result(out.sizes(), out.options().dtype(at::kFloat)) : out;
+}
+
+// The same for sums in fp32.
+Tensor place_of_sums(const Tensor& c) {
+  const bool is_in_place = c.scalar_type() == at::kFloat && c.is_contiguous();
+  return is_in_place ? c : new_result(c.sizes(), c.options().dtype(at::kFloat));
+}
+
+// A B of 8 bits beside a wider A. In a kernel that reads 8 bits a row has the bits that it has by others, where it is
+// multiplied by the widened B.
+Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const std::optional<Tensor>& bias,
+                   at::ScalarType out_dtype, std::string_view activation, std::string_view algorithm) {
+  for (const NamedTensor& operand : {NamedTensor{"x", x}, NamedTensor{"q", q}, NamedTensor{"scale", scale}})
+    check_operand(operand.name, operand.tensor);
+  if (bias && bias->defined()) check_operand("bias", *bias);
+  const ProductDtypes dtypes = weight_only_dtypes(x, q, scale, bias, out_dtype);
+  const TorchOnOneThreadInChild own_thread;
+  const Tensor out = new_result({x.size(0), q.size(0)}, x.options().dtype(out_dtype)), c = place_of_c(out, dtypes);
+  Operands own{x, q.t(), {}, scale.t(), {}};
+  if (bias && bias->defined()) own.bias = bias->to(c.scalar_type());
+  const Activation own_activation = to_activation(activation);
+  const int32_t own_algorithm = to_algorithm(algorithm);
+  GemmProblem problem = problem_of(own, dtypes, own_activation, c);
+  problem.scaling = Scaling::rows;
+  problem.scale_b = to_scales(own.scale_b, 1, 1);
+  Outcome outcome = compute(problem, own_algorithm, x.device(), false);
+  Tensor result = c;
+  if (outcome.status == Status::unsupported) {
+    result = place_of_sums(c);
+    outcome = wide_product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, result);
+    if (outcome.status == Status::ok) finish(result, own.scale_b, own.bias, own_activation);
+  }
+  outcome.raise();
+  if (!result.is_same(out)) Tensor(out).copy_(result);
+  return out;
 }
 
 Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
@@ -119,42 +183,31 @@ Outcome scaled_into(const Tensor& a, const Tensor& b, const Tensor& scale_a, con
                     const std::optional<Tensor>& bias, const Tensor& out, const ScaledShape<int64_t>& shape,
                     const ProductDtypes& dtypes, Activation activation, int32_t algorithm, bool may_widen) {
   const TorchOnOneThreadInChild own_thread;
-  // A bias that the result's dtype does not hold is added in fp32, and so C is in fp32, which is rounded afterwards.
-  const bool is_wide = dtypes.c == DType::f32, is_rounded = is_wide && out.scalar_type() != at::kFloat;
-  const Tensor c = is_rounded ? new_result(out.sizes(), out.options().dtype(at::kFloat)) : out;
+  const Tensor c = place_of_c(out, dtypes);
   Operands own{a, b, as_matrix(scale_a, 0), as_matrix(scale_b, 1), {}};
   if (bias && bias->defined()) own.bias = bias->to(c.scalar_type());
-
-  GemmProblem problem{};
-  dtypes.set(problem);
-  fill_operands(problem, a, b);
+  GemmProblem problem = problem_of(own, dtypes, activation, c);
   problem.scaling = shape.scaling;
   problem.scale_a = to_scales(own.scale_a, 0, shape.rows_of_block_a);
   problem.scale_b = to_scales(own.scale_b, 1, shape.rows_of_block_b);
-  problem.activation = activation;
-  if (own.bias.defined()) {
-    problem.bias = own.bias.const_data_ptr();
-    problem.stride_bias_n = own.bias.stride(0);
-  }
-  problem.c = c.mutable_data_ptr();
-  problem.stride_cm = c.stride(0), problem.stride_cn = c.stride(1);
   Outcome outcome = compute(problem, algorithm, a.device(), false);
-  if (outcome.status == Status::ok && is_rounded) Tensor(out).copy_(c);
-  if (outcome.status != Status::unsupported || !may_widen) return outcome;
-
-  const bool is_in_place = c.scalar_type() == at::kFloat && c.is_contiguous();
-  const Tensor sums = is_in_place ? c : new_result(out.sizes(), out.options().dtype(at::kFloat));
-  outcome = widened_into(own, shape, activation, algorithm, sums);
-  if (outcome.status == Status::ok && !sums.is_same(out)) Tensor(out).copy_(sums);
+  Tensor result = c;
+  if (outcome.status == Status::unsupported && may_widen) {
+    result = place_of_sums(c);
+    outcome = widened_into(own, shape, activation, algorithm, result);
+  }
+  if (outcome.status == Status::ok && !result.is_same(out)) Tensor(out).copy_(result);
   return outcome;
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("_weight_only", &weight_only);
   m.impl("_widen_float8", &widen_float8);
 }
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("_weight_only", &weight_only);
   m.impl("_widen_float8", &widen_float8);
 }
 

@@ -93,6 +93,26 @@ ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, Optiona
   return dtypes;
 }
 
+namespace {
+
+void check_scale(const NamedTensor& scale, const NamedTensor& operand) {
+  TORCH_CHECK_TYPE(scale.tensor.scalar_type() == at::kFloat, "tiledmm: ", scale.name, " has dtype ",
+                   scale.tensor.scalar_type(), "; accepted is torch.float32");
+  check_one_device(scale, operand);
+}
+
+// C is in fp32 where the result's dtype does not hold a bias.
+void add_scaled_bias(ProductDtypes& dtypes, const std::optional<Tensor>& bias, const NamedTensor& operand) {
+  if (!bias || !bias->defined()) return;
+  const std::optional<DType> type = dtype_of(bias->scalar_type());
+  TORCH_CHECK_TYPE(type && *type != DType::f64, "tiledmm: bias has dtype ", bias->scalar_type(),
+                   "; accepted are torch.float32, torch.float16 and torch.bfloat16");
+  check_one_device({"bias", *bias}, operand);
+  if (*type != dtypes.c) dtypes.c = dtypes.bias = DType::f32;
+}
+
+}  // namespace
+
 ProductDtypes scaled_dtypes(at::ScalarType a, at::ScalarType b, OptionalDtype out_dtype) {
   ProductDtypes dtypes{};
   for (const auto& [name, type, own] : {std::tuple("a", a, &dtypes.a), std::tuple("b", b, &dtypes.b)}) {
@@ -115,18 +135,30 @@ ProductDtypes scaled_dtypes(const Tensor& a, const Tensor& b, const Tensor& scal
   ProductDtypes dtypes = scaled_dtypes(a.scalar_type(), b.scalar_type(), out_dtype);
   const NamedTensor own_a{"a", a};
   check_one_device({"b", b}, own_a);
-  for (const NamedTensor& scale : {NamedTensor{"scale_a", scale_a}, NamedTensor{"scale_b", scale_b}}) {
-    TORCH_CHECK_TYPE(scale.tensor.scalar_type() == at::kFloat, "tiledmm: ", scale.name, " has dtype ",
-                     scale.tensor.scalar_type(), "; accepted is torch.float32");
-    check_one_device(scale, own_a);
-  }
-  if (bias && bias->defined()) {
-    const std::optional<DType> type = dtype_of(bias->scalar_type());
-    TORCH_CHECK_TYPE(type && *type != DType::f64, "tiledmm: bias has dtype ", bias->scalar_type(),
-                     "; accepted are torch.float32, torch.float16 and torch.bfloat16");
-    check_one_device({"bias", *bias}, own_a);
-    if (*type != dtypes.c) dtypes.c = dtypes.bias = DType::f32;
-  }
+  check_scale({"scale_a", scale_a}, own_a);
+  check_scale({"scale_b", scale_b}, own_a);
+  add_scaled_bias(dtypes, bias, own_a);
+  return dtypes;
+}
+
+ProductDtypes weight_only_dtypes(const Tensor& x, const Tensor& q, const Tensor& scale,
+                                 const std::optional<Tensor>& bias, at::ScalarType out_dtype) {
+  const std::optional<DType> type = dtype_of(x.scalar_type()), type_q = fp8_dtype_of(q.scalar_type());
+  const std::optional<DType> type_c = dtype_of(out_dtype);
+  TORCH_CHECK_TYPE(type && type_q && type_c && mix_of(*type, *type_q, *type_c, *type_c) == Mix::fp8_b, "tiledmm: got ",
+                   x.scalar_type(), " by ", q.scalar_type(), " with a result of ", out_dtype,
+                   "; accepted are torch.float32, torch.float16 and torch.bfloat16 by torch.float8_e4m3fn and "
+                   "torch.float8_e5m2, with a result of one of the first three");
+  ProductDtypes dtypes{*type, *type_q, *type_c, *type_c, out_dtype};
+  const NamedTensor own_x{"x", x};
+  check_one_device({"q", q}, own_x);
+  check_scale({"scale", scale}, own_x);
+  add_scaled_bias(dtypes, bias, own_x);
+  TORCH_CHECK_VALUE(x.dim() == 2 && q.dim() == 2 && q.sym_size(1) == x.sym_size(1) && scale.dim() == 2 &&
+                        scale.sym_size(0) == q.sym_size(0) && scale.sym_size(1) == 1 &&
+                        (!bias || !bias->defined() || (bias->dim() == 1 && bias->sym_size(0) == q.sym_size(0))),
+                    "tiledmm: got x ", x.sym_sizes(), ", q ", q.sym_sizes(), " and scale ", scale.sym_sizes(),
+                    "; accepted are (m, k), (n, k) and (n, 1), and a bias of (n)");
   return dtypes;
 }
 

@@ -54,6 +54,9 @@ ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, Optiona
 // The same for operands of 8 bits and their scales. C has the result's dtype, unless a bias has another: then fp32.
 ProductDtypes scaled_dtypes(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
                             const at::Tensor& scale_b, const std::optional<at::Tensor>& bias, OptionalDtype out_dtype);
+// The same where b alone has 8 bits.
+ProductDtypes weight_only_dtypes(const at::Tensor& x, const at::Tensor& q, const at::Tensor& scale,
+                                 const std::optional<at::Tensor>& bias, at::ScalarType out_dtype);
 // Without the tensors. Raises where the result cannot have a dtype.
 ProductDtypes scaled_dtypes(at::ScalarType a, at::ScalarType b, OptionalDtype out_dtype);
 

@@ -21,10 +21,11 @@
 namespace tiledmm::gpu {
 namespace {
 
-constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
 template <class T>
-inline constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;  // as plans tell dtypes apart
+inline constexpr DType kDType = sizeof(T) == 8   ? DType::f64
+                                : sizeof(T) == 1 ? DType::e4m3
+                                                 : DType::f16;  // as in plans
 
 // Threads of a block.
 constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
@@ -229,12 +230,14 @@ struct TileLayout {
   }
 };
 
-// The sums of one warp: 16 columns of a C of elements C for FRAGS times 8 rows.
-template <class T, class C, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+// The sums of one warp: its columns of a C of elements C for FRAGS times 8 rows. Elements of B are W, T or of 8 bits.
+template <class T, class W, class C, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct WarpSums {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
-  static_assert(L::kM == kGroup && L::kN == 8);
+  static constexpr bool kWidens = sizeof(W) == 1;
+  static constexpr int kGroup = skinny_group(kWidens, 8 * FRAGS);
+  static_assert(L::kM == kSkinnyGroup && L::kN == 8);
   static constexpr int kStepK = L::kWordsK * WordOf<T>::kElements;
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && sizeof(T) == 2;
   using Strip = WarpStrip<C, 8 * FRAGS, kGroup>;
@@ -242,13 +245,13 @@ struct WarpSums {
   Acc<T> acc[FRAGS][1][L::kAccs];  // of this chunk, as wait_for_sums takes them
   Acc<T> total[FRAGS][L::kAccs];   // of the chunks before
   TileLayout<T, IS_A_K_MAJOR> tile_a;
-  TileLayout<T, IS_B_K_MAJOR> tile_b;
+  TileLayout<W, IS_B_K_MAJOR> tile_b;
   int col;  // within the block tile
   int lane = thread_idx() % 32, lane_a, lane_b;
 
   TILEDMM_DEVICE WarpSums(int block_n, int col)
       : tile_a{skinny_row_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, BLOCK_K)},
-        tile_b{skinny_row_bytes(kDType<T>, IS_B_K_MAJOR, block_n, BLOCK_K)},
+        tile_b{skinny_row_bytes(kDType<W>, IS_B_K_MAJOR, block_n, BLOCK_K)},
         col(col) {
     lane_a = tile_a.lane_offset(FRAGS == 1 ? decltype(tile_a)::Order::k_only : decltype(tile_a)::Order::k_first);
     lane_b = tile_b.lane_offset(decltype(tile_b)::Order::mn_first) + tile_b.offset(col, 0);
@@ -274,8 +277,11 @@ struct WarpSums {
   static constexpr int kParts = BLOCK_K / kStepK / kSteps;
   static_assert(kParts % 2 == 0, "the two sets of fragments take turns");
   struct Fragments {
-    Word a[kSteps][FRAGS][L::kWordsB], b[kSteps][L::kWordsA];
+    Word a[kSteps][FRAGS][L::kWordsB];
+    typename WordOf<W>::Word b[kSteps][L::kWordsA];
   };
+  // Whether a word of B is of one of the warp's columns.
+  TILEDMM_DEVICE static constexpr bool has_word(int w) { return L::a_row(0, w) < kGroup; }
 
   // Those of a k tile from its part `part` on.
   TILEDMM_DEVICE void load_fragments(const char* smem_a, const char* smem_b, int part, Fragments& frags) const {
@@ -285,7 +291,7 @@ struct WarpSums {
       auto& b = frags.b[s];
       if constexpr (kUsesLdmatrix) {
         const int k = step * kStepK;
-        ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), b[0], b[1], b[2], b[3]);
+        if constexpr (!kWidens) ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), b[0], b[1], b[2], b[3]);
         if constexpr (FRAGS > 1) {
           TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
             ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k), a[f][0], a[f][1], a[f + 1][0],
@@ -296,13 +302,16 @@ struct WarpSums {
           ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(0, k), a[0][0], a[0][1], odd[0], odd[1]);
         }
       } else {
-        TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
-          b[w] = tile_b.load_word(smem_b, col + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
-        }
         TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
           TILEDMM_UNROLL for (int w = 0; w < L::kWordsB; ++w) {
             a[f][w] = tile_a.load_word(smem_a, 8 * f + L::b_col(lane, w), step * L::kWordsK + L::b_word(lane, w));
           }
+        }
+      }
+      if constexpr (kWidens || !kUsesLdmatrix) {
+        TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
+          if (has_word(w))
+            b[w] = tile_b.load_word(smem_b, col + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
         }
       }
     }
@@ -310,14 +319,38 @@ struct WarpSums {
 
   TILEDMM_DEVICE void multiply(const Fragments& frags) {
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) multiply_16x8<T>(acc[f][0], frags.b[s], frags.a[s][f]);
+      Word b[L::kWordsA];
+      TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
+        if constexpr (kWidens) {
+          b[w] = has_word(w) ? widened_e4m3<T>(frags.b[s][w]) : 0;
+        } else {
+          b[w] = frags.b[s][w];
+        }
+      }
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) multiply_16x8<T>(acc[f][0], b, frags.a[s][f]);
+    }
+  }
+
+  // Times the factors of B's columns.
+  TILEDMM_DEVICE void scale(const GemmProblem& gemm, int64_t col, int64_t end) {
+    TILEDMM_UNROLL for (int half = 0; half < kGroup / 8; ++half) {
+      const int64_t own = col + L::c_row(lane, 2 * half);
+      const float factor =
+          own < min_of(gemm.n, end) ? load_global(gemm.scale_b.data + own * gemm.scale_b.stride_row) : 0.0f;
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+        TILEDMM_UNROLL for (int e = 0; e < 2; ++e) acc[f][0][2 * half + e] *= factor;
+      }
     }
   }
 
   // To C, or to the partial sums; columns from `end` on belong to others.
   TILEDMM_DEVICE void store_block_tile(GemmProblem gemm, int64_t col, int64_t end, Acc<T>* partials, Strip& strip) {
-    for_each(
-        [&](int f, int e) { store_shared(&strip.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]); });
+    if constexpr (kWidens) {
+      if (!partials) scale(gemm, col, end);
+    }
+    for_each([&](int f, int e) {
+      if (L::c_row(0, e) < kGroup) store_shared(&strip.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]);
+    });
     const int64_t ld = gemm.n;
     gemm.n = min_of(ld, end);
     if (!partials) return strip.store(gemm, 0, 1, col);
@@ -333,15 +366,16 @@ struct WarpSums {
 };
 
 // The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
-template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class W, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   const SkinnyPlan& plan = work.plan;
-  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS), kElements = Packet<T>::kElements;
+  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS), kGroup = skinny_group(sizeof(W) == 1, 8 * FRAGS);
   const int num_threads = num_skinny_threads(plan);
-  constexpr int kMaxPacketsA = int(ceil_div(8 * FRAGS * kBlockK, kElements * kCopyThreads));
-  constexpr int kMaxPacketsB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / kElements / kCopyThreads + 1;
+  constexpr int kMaxPacketsA = int(ceil_div(8 * FRAGS * kBlockK, Packet<T>::kElements * kCopyThreads));
+  constexpr int kMaxPacketsB =
+      skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / Packet<W>::kElements / kCopyThreads + 1;
   TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, 8 * FRAGS, work.width_a);
-  TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, plan.cols,
+  TileCopier<W, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<W>(problem.gemm), plan.groups * kGroup, plan.cols,
                                                       work.width_b);
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
@@ -386,20 +420,20 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
   }
 }
 
-template <class T, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS);
-  using Sums = WarpSums<T, C, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  using Sums = WarpSums<T, W, C, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
   const int num_threads = num_skinny_threads(plan);
-  const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
+  const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * Sums::kGroup;
   auto& strip = reinterpret_cast<typename Sums::Strip*>(smem + plan.num_stages * plan.stage_bytes)[warp];
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
   const int chunk_tiles = int(ceil_div(problem.chunk_k, kBlockK));
   const char* const stages = sizeof(T) == 2 ? opaque(smem) : smem;  // for ldmatrix, as in copy_tiles
   Ring ring(plan.num_stages);
-  Sums sums(plan.groups * kGroup, col);
+  Sums sums(plan.groups * Sums::kGroup, col);
   typename Sums::Fragments frags[2];
   const auto load_part = [&](int part) {
     const char* stage = stages + ring.stage * plan.stage_bytes;
@@ -440,54 +474,54 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
   }
 }
 
-template <class T, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
 skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
   let_later_kernels_start();
   if (thread_idx() < kCopyThreads) {
-    copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
+    copy_tiles<T, W, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   } else {
-    multiply_tiles<T, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
+    multiply_tiles<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   }
 }
 
-template <class T, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const FoldedProblem& problem, const Work& work, const Executor& executor) {
   constexpr bool kIsServed = std::is_same_v<C, T> || (IS_A_K_MAJOR && IS_B_K_MAJOR);
   if constexpr (8 * FRAGS > skinny_max_m(kDType<T>) || !kIsServed) {
     return Status::unsupported;
   } else {
     const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-    return launch_early(skinny<T, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
+    return launch_early(skinny<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
                         size_t(work.plan.shared_bytes), executor, work, blocks, problem);
   }
 }
 
-template <class T, class C>
+template <class T, class W, class C>
 Status launch_layouts(const FoldedProblem& problem, const Work& work, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
     switch (skinny_block_m(problem.gemm.m)) {
       case 8:
-        return launch_work<T, C, 1, kA, kB>(problem, work, executor);
+        return launch_work<T, W, C, 1, kA, kB>(problem, work, executor);
       case 16:
-        return launch_work<T, C, 2, kA, kB>(problem, work, executor);
+        return launch_work<T, W, C, 2, kA, kB>(problem, work, executor);
       case 32:
-        return launch_work<T, C, 4, kA, kB>(problem, work, executor);
+        return launch_work<T, W, C, 4, kA, kB>(problem, work, executor);
       default:
-        return launch_work<T, C, 8, kA, kB>(problem, work, executor);
+        return launch_work<T, W, C, 8, kA, kB>(problem, work, executor);
     }
   });
 }
 
-template <class T, class C = T>
+template <class T, class C = T, class W = T>
 Status launch(const FoldedProblem& problem, Work& work, const Executor& executor) {
   ChunkSums<Acc<T>> chunk_sums(problem, problem.gemm.n, executor);
   if (work.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partials = chunk_sums.sums;
-  const Status status = launch_layouts<T, C>(problem, work, executor);
-  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.template add<C>() : status;
+  const Status status = launch_layouts<T, W, C>(problem, work, executor);
+  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.template add<C, sizeof(W) == 1>() : status;
 }
 
 }  // namespace
@@ -500,6 +534,10 @@ Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executo
   work.width_b = own.width_b;
   work.plan = own.plan;
   const DType dtype = problem.gemm.dtype_a;
+  if (mix_of(problem.gemm) == Mix::fp8_b) {
+    return dtype == DType::f16 ? launch<Half, AnyElement, E4m3>(problem, work, executor)
+                               : launch<BFloat16, AnyElement, E4m3>(problem, work, executor);
+  }
   if (mix_of(problem.gemm) == Mix::wide_result) {
     return dtype == DType::f16 ? launch<Half, AnyElement>(problem, work, executor)
                                : launch<BFloat16, AnyElement>(problem, work, executor);

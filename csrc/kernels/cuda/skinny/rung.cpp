@@ -15,6 +15,11 @@ const char* refuse(const FoldedProblem& problem, const Chip&) {
   if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
     return dtype == DType::f64 ? "in fp64 it serves up to 8 rows or columns" : "it serves up to 64 rows or columns";
   const bool are_along_k = is_k_major(view_a(problem.gemm)) && is_k_major(view_b(problem.gemm));
+  if (mix_of(problem.gemm) == Mix::fp8_b) {
+    if (problem.gemm.m > skinny_max_m(dtype)) return "it serves up to 64 rows beside a B of 8 bits";
+    if (!are_along_k || problem.gemm.num_batch_dims > 0) return "beside a B of 8 bits A and B lie along k, one of each";
+    return nullptr;
+  }
   if (problem.gemm.dtype_c != dtype && !are_along_k) return "its C in fp32 needs operands in 16 bits that lie along k";
   return nullptr;
 }
@@ -49,7 +54,8 @@ const Rung skinny_rung = {
     .takes = {.dtypes = {DType::f16, DType::bf16, DType::f64},
               .num_dtypes = 3,
               .served = "it serves fp16, bf16 and fp64",
-              .wide_result = true},
+              .wide_result = true,
+              .fp8_b = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
