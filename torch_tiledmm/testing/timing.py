@@ -104,7 +104,7 @@ def time_on_gpu(
     warms: bool = False,
 ) -> dict[str, Timing]:
     """Times single calls by events, the GPU's caches emptied before each, arms in turn; slow arms get fewer samples, at
-    least three. ``seconds`` is the time that an arm's own calls may take together.
+    least three or ``most_samples``. ``seconds`` is the time that an arm's own calls may take together.
 
     The caches are emptied by zeros, or, with ``copies``, by a copy of other random data, as what runs before in a model
     leaves them. ``warms``: an untimed call before each sample, so that many arms do not find each other's code in the
@@ -134,7 +134,7 @@ def time_on_gpu(
         call()
         start, end = sample(call)
         torch.cuda.synchronize()
-        rounds[name] = max(3, min(most_samples, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
+        rounds[name] = min(most_samples, max(3, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
     events: dict[str, list] = {name: [] for name in arms}
     for round_idx in range(max(rounds.values())):
         names = [name for name in arms if round_idx < rounds[name]]
