@@ -134,24 +134,26 @@ def plot_ladder(speeds: dict[str, dict[str, float]]) -> Figure:
 
 
 def family_ratios(machines: dict) -> dict[str, dict[str, list[float]]]:
-    """The ratios of each family of random products, ascending, for each machine."""
-    return {
-        title_of(name, machine): {
-            entry["family"]: sorted(row["ratio"] for row in entry["products"]) for entry in results["families"]
-        }
-        for name, machine in machines.items()
-        for results in machine["families"]
-    }
+    """The ratios of each family of random products, ascending, for each machine; those to the vendor's best apart."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, machine in machines.items():
+        for results in machine["families"]:
+            for ratio, rival in (("ratio", ""), ("best_ratio", ", cuBLASLt's best")):
+                for entry in results["families"]:
+                    if ratios := sorted(row[ratio] for row in entry["products"] if ratio in row):
+                        found.setdefault(title_of(name, machine) + rival, {})[entry["family"]] = ratios
+    return found
 
 
 def plot_families(machines: dict[str, dict[str, list[float]]]) -> Figure:
-    """A panel for each machine, a line for each family: its rows from the worst to the best."""
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    """A panel for each machine and rival, a line for each family: its rows from the worst to the best."""
+    figure = Figure(figsize=(5 * max(2, len(machines)), 5), layout="constrained")
     panels = figure.subplots(1, len(machines), squeeze=False)[0]
     for axes, (title, families) in zip(panels, machines.items(), strict=True):
-        for family, ratios in families.items():
+        for i, (family, ratios) in enumerate(families.items()):
             shares = [100 * (i + 0.5) / len(ratios) for i in range(len(ratios))]
-            axes.plot(shares, ratios, label=f"{family}, mean {geomean(ratios):.3f}", lw=1.5)
+            style = ("-", "--")[i // 10 % 2]  # there are ten colors
+            axes.plot(shares, ratios, label=f"{family}, mean {geomean(ratios):.3f}", lw=1.5, ls=style)
         axes.axhline(1, color="black", lw=1.2)
         axes.axhline(0.9, color="black", lw=0.8, ls="--")
         axes.set_yscale("log")

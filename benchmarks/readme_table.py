@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
+from bench_gpu import RATIO_TO, goal_text, is_met, product_head, product_line, rivals_of
 from bench_linear import linear_table
 from bench_models import MODEL_HEAD, model_line
 from bench_split import PRODUCT_HEAD as SPLIT_HEAD
@@ -201,9 +201,21 @@ def missed_goals(all_results: list[dict]) -> list[str]:
     return lines
 
 
+def rival_text(entry: dict, rival: str) -> str:
+    """Of a summary: the geometric mean of the ratio to a rival, and the share of rows below 0.9."""
+    own = entry.get(RATIO_TO[rival])
+    return f"{own['geomean']:.3f}, {100 * own['share_below_0.9']:.0f} %" if own else "-"
+
+
+def worst_text(entry: dict, rival: str) -> str:
+    own = entry.get(RATIO_TO[rival])
+    return f"; {'; '.join(own['worst'][:3])}" if own else ""
+
+
 def kinds_table(results: dict) -> list[str]:
     """One line for each precision and kind of shape."""
-    rows = [("precision", "kind", "rows", "geomean", "worst", "best", "below goal")]
+    rivals = rivals_of(results["products"])
+    rows = [("precision", "kind", "rows", "geomean", "worst", "best", "below goal", *rivals)]
     for entry in results["summary"]:
         has_goal = any(row["goal"] for row in results["products"] if row["kind"] == entry["kind"])
         rows.append(
@@ -213,6 +225,7 @@ def kinds_table(results: dict) -> list[str]:
                 str(entry["rows"]),
                 *(f"{entry[name]:.2f}" for name in ("geomean", "worst", "best")),
                 str(len(entry["below_goal"])) if has_goal else "-",
+                *(rival_text(entry, name) for name in rivals),
             )
         )
     return markdown_table(rows)
@@ -241,7 +254,8 @@ def render_gpu(results: dict) -> list[str]:
     lines += [*missed_goals([results]), "", describe_gpu(results)]
     lines += [f"Predicted times within 30 % of the measured: {share:.0f} % of the rows.", ""]
     lines += [*kinds_table(results), "", "## Products", ""]
-    lines += markdown_table([PRODUCT_HEAD, *map(product_line, results["products"])])
+    rivals = rivals_of(results["products"])
+    lines += markdown_table([product_head(rivals), *(product_line(row, rivals) for row in results["products"])])
     lines += ["", "## Layers: forward, gradients of input, weight and bias", ""]
     head = ("layer", "rows", "precision", "us", "nn.Linear us", "TFLOP/s", "ratio", "goal")
     lines += markdown_table([head, *map(layer_line, results["layers"])])
@@ -259,7 +273,8 @@ def render_families(results: dict) -> list[str]:
     lines = ["", "## Families of random products", "", f"Commit {results['commit']}, {results['date']}; "]
     lines[-1] += f"{clocks_text(results.get('clocks'))}. The vendor's time / ours; a copy of other data empties the"
     lines += ["caches before each call. In brackets what is asked for: the least mean, the largest share.", ""]
-    rows = [("family", "what", "seed", "rows", "geomean", "below 0.9", "bar", "worst rows")]
+    rivals = rivals_of(row for entry in results["families"] for row in entry["products"])
+    rows = [("family", "what", "seed", "rows", "geomean", "below 0.9", "bar", "worst rows", *rivals)]
     for entry in results["families"]:
         rows.append(
             (
@@ -271,6 +286,7 @@ def render_families(results: dict) -> list[str]:
                 f"{100 * entry['share_below_0.9']:.0f} % ({100 * entry['most_below_0.9']:.0f} %)",
                 "met" if entry["is_met"] else "missed",
                 "; ".join(entry["worst"][:5]),
+                *(f"{rival_text(entry, name)}{worst_text(entry, name)}" for name in rivals),
             )
         )
     return [*lines, *markdown_table(rows)]

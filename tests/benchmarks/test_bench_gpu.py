@@ -2,7 +2,9 @@
 
 Planted bugs that these tests caught: clocks sampled around nothing, before or after the products, results without them,
 results without a commit, an unusable TILEDMM_COMMIT noticed after the run; rows at 0.9 counted as below, a family's
-other precisions measured, caches emptied by zeros, regret as the fastest plan's time over the choice's.
+other precisions measured, caches emptied by zeros, regret as the fastest plan's time over the choice's; a best ratio
+to the search's winner where the vendor's default was faster, a rival that failed ends the run, rows without a rival
+counted as rows with one.
 """
 
 import itertools
@@ -69,8 +71,9 @@ def check(results: dict, num_measured: int) -> None:
 
 
 def test_bench_gpu(gpu, monkeypatch, tmp_path, capsys):
-    def measure_product(shape, precision):
+    def measure_product(shape, precision, *, rivals):
         Clocks.sample()
+        assert not rivals
         row = {"precision": precision, "kind": shape.kind, "shape": str(shape), "algorithm": "wgmma"}
         timing = {"median_us": 1.0}
         row |= {"predicted_us": 1.0, "timings": {"tiledmm": timing, "vendor": timing}, "tflops": 1.0}
@@ -110,7 +113,7 @@ def test_ladder(gpu, monkeypatch):
 def test_a_family_is_compared_with_its_bar(gpu, monkeypatch, tmp_path, capsys):
     measured = []
 
-    def measure_product(shape, precision, *, copies):
+    def measure_product(shape, precision, *, copies, rivals):
         Clocks.sample()
         assert copies, "a copy empties the caches"
         measured.append((precision, shape))
@@ -141,6 +144,53 @@ def test_a_family_is_compared_with_its_bar(gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *options])
     gpu.main()
     assert [precision for precision, _ in measured[40:]] == ["fp16"] * 7
+
+
+def test_rivals_are_further_arms(gpu, monkeypatch, tmp_path, capsys):
+    us = {"tiledmm": 10.0, "vendor": 12.0, gpu.BEST: 8.0, gpu.AUTOTUNED: 11.0}
+    searched = []
+
+    def fastest_call(lt, a, b, precision, seconds):
+        searched.append((lt, precision, seconds))
+        if len(searched) == 2:
+            raise gpu.LibraryError("status 15")
+        us[gpu.BEST] = 8.0 if len(searched) == 1 else 13.0
+        return (lambda: None), {"tried": 7, "refused": 1, "algorithm": {"id": 66}}
+
+    def time_on_gpu(arms, *, seconds, copies):
+        assert list(arms)[:2] == ["tiledmm", "vendor"] and copies
+        return {name: timing.Timing(us[name] * 1e-6, 0, 0, 3) for name in arms}
+
+    monkeypatch.setattr(gpu, "CublasLt", lambda path: path)
+    monkeypatch.setattr(gpu, "find_library", lambda: "a library")
+    monkeypatch.setattr(gpu, "fastest_call", fastest_call)
+    monkeypatch.setattr(gpu, "autotuned_call", lambda a, b, precision: ((lambda: None), {}))
+    monkeypatch.setattr(gpu, "time_on_gpu", time_on_gpu)
+    monkeypatch.setattr(gpu, "gpu_name", lambda: "cuda:sm_90")
+    monkeypatch.setattr(gpu, "make_gpu_operands", lambda shape, dtype: (None, None))
+    file = tmp_path / "a.json"
+    options = ["--family", "mid", "--random", "3", "--lt-best", "2.5", "--max-autotune", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *options])
+    gpu.main()
+    (entry,) = json.loads(file.read_text())["families"]
+    best, failed, slower = entry["products"]
+    assert [(lt, seconds) for lt, _, seconds in searched] == [("a library", 2.5)] * 3
+    assert (best["ratio"], best["best_ratio"], best["autotuned_ratio"]) == (1.2, 0.8, 1.1)
+    assert gpu.BEST not in failed["timings"] and "best_ratio" not in failed
+    assert failed["rivals"][gpu.BEST] == {"error": "status 15"} and failed["autotuned_ratio"] == 1.1
+    assert (slower["best_ratio"], slower["rivals"][gpu.BEST]["tried"]) == (1.2, 7)
+    summary = entry["best_ratio"]
+    assert (summary["rows"], summary["share_below_0.9"]) == (2, 0.5)
+    assert summary["geomean"] == round((0.8 * 1.2) ** 0.5, 3) and entry["autotuned_ratio"]["rows"] == 3
+    assert summary["worst"][0] == f"{best['precision']} {best['shape']} 0.80"
+    rivals = gpu.rivals_of(entry["products"])
+    lines = [dict(zip(gpu.product_head(rivals), gpu.product_line(row, rivals), strict=True)) for row in (best, failed)]
+    assert [line["best ratio"] for line in lines] == ["0.80", "-"]
+    assert [line[f"{gpu.BEST} us"] for line in lines] == ["8.0", "-"]
+    assert [line["autotuned ratio"] for line in lines] == ["1.10", "1.10"]
+    printed = capsys.readouterr().out
+    assert "cublaslt-best: 7 tried" in printed and "cublaslt-best: status 15" in printed
+    assert "geomean 1.2, " in printed and "best_ratio (rows 2, geomean 0.98, " in printed
 
 
 def test_regret_is_of_the_choice_over_the_fastest_plan(gpu, monkeypatch, tmp_path, capsys):

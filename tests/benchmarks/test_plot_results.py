@@ -57,6 +57,16 @@ def test_the_rows_of_a_family_are_drawn_from_the_worst_on(plot_results):
     assert (one.get_ydata()[0], least.get_ydata()[0]) == (1, 0.9)
 
 
+def test_the_vendors_best_has_a_panel_of_its_own(plot_results):
+    (entry,) = FAMILIES["families"]
+    rows = [entry["products"][0] | {"best_ratio": 1.1}, entry["products"][1]]
+    families = [FAMILIES | {"families": [entry | {"products": rows}]}]
+    machines = {"a_gpu": {"gpu": [GPU], "families": families, "cpu": [], "split": [], "ladder": []}}
+    found = plot_results.family_ratios(machines)
+    assert found == {"a gpu": {"mid": [0.8, 1.3]}, "a gpu, cuBLASLt's best": {"mid": [1.1]}}
+    assert [axes.get_title() for axes in plot_results.plot_families(found).axes] == list(found)
+
+
 def test_ratios_are_grouped_by_kind_of_chip_class_and_precision(plot_results):
     def cpu(threads: int, *ratios: float) -> dict:
         rows = [MATMUL["rows"][0] | {"kind": "long_k", "ratio": ratio} for ratio in ratios]

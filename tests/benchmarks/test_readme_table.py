@@ -381,3 +381,25 @@ def test_families_stand_beside_their_bars(folder, readme_table):
     row = "| mid | middle sizes | 3 | 2 | 1.020 (1.00) | 50 % (5 %) | missed | bf16 4x5x6:NT 0.80; bf16 7x8x9:NN 1.30 |"
     assert row in text.splitlines()
     assert "Commit 0123456789ab, 2026-11-24; clocks not recorded." in text
+
+
+def test_a_rival_has_its_columns_where_it_was_measured(folder, readme_table):
+    best = {"rows": 1, "geomean": 0.875, "share_below_0.9": 0.5, "worst": ["bf16 4x5x6:NT 0.88"]}
+    row, *others = GPU["products"]
+    timings = row["timings"] | {"cublaslt-best": {"median_us": 8.75}}
+    rows = [row | {"timings": timings, "best_ratio": 0.875}, *others]
+    kinds = [
+        {"precision": name, "kind": "large", "rows": 3, "geomean": 1.0, "worst": 1.0, "best": 1.0, "below_goal": []}
+        for name in ("bf16", "fp64")
+    ]
+    kinds[0]["best_ratio"] = best
+    (family,) = FAMILIES["families"]
+    put(folder, "a_gpu/gpu.json", GPU | {"products": rows, "summary": kinds})
+    put(folder, "a_gpu/families.json", FAMILIES | {"families": [family | {"products": rows, "best_ratio": best}]})
+    assert readme_table() == (0, "")
+    lines = (folder / "results" / "a_gpu" / "README.md").read_text().splitlines()
+    assert "| bf16 | large | 3 | 1.00 | 1.00 | 1.00 | 0 | 0.875, 50 % |" in lines
+    assert "| fp64 | large | 3 | 1.00 | 1.00 | 1.00 | 0 | - |" in lines
+    assert sum(line.endswith("| 0.99 | 1.00 missed | 8.8 | 0.88 |") for line in lines) == 1
+    assert sum(line.endswith("| 1.00 | 1.00 | - | - |") for line in lines) == 1
+    assert sum(line.endswith("| 0.875, 50 %; bf16 4x5x6:NT 0.88 |") for line in lines) == 1

@@ -66,7 +66,7 @@ def add_matmul_arguments(parser: argparse.ArgumentParser, default_rows: str) -> 
     )
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many rows that nobody chose instead")
     parser.add_argument("--seed", type=int, default=0, help="of --random")
-    parser.add_argument("--no-numpy", action="store_true", help="torch is the only peer: numpy's threads want pauses")
+    parser.add_argument("--no-numpy", action="store_true", help="torch is the only peer")
 
 
 def run_matmul(args: argparse.Namespace) -> dict:
@@ -91,10 +91,7 @@ def run_matmul(args: argparse.Namespace) -> dict:
         rows = results["rows"] = []
         for shape in with_progress(shapes):
             arms = matmul_arms(shape, dtype, args.algorithm, has_numpy=has_numpy)
-            timings = {
-                name: timing.to_dict()
-                for name, timing in time_arms(arms, seconds=args.seconds, pause_after="numpy").items()
-            }
+            timings = {name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds).items()}
             rows.append(matmul_row(shape, dtype, timings, results["fma_peak_gflops"], bandwidths))
     results["summary"] = summarize(rows)
     print(format_matmul(results))

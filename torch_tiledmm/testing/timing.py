@@ -1,10 +1,12 @@
 """The clock: several callables, the arms, timed against each other in one process, on the CPU or on a GPU, and the
 ceilings of this machine.
 
-Arms are interleaved: each round takes one sample of every arm, in an order that rotates, so that a change
-of clock rate or of load meets all of them alike. A sample is the mean of enough calls to outlast the timer.
-Before a sample come as many untimed calls as it has timed ones, which bring back the arm's own caches, the last level
-included, and wake its own threads: what ran before it does not matter.
+Arms take turns: each round has a turn of every arm, in an order that rotates, so that a change of clock rate or of load
+meets all of them alike. On a GPU a turn is one call. On the CPU it is a tenth of a second. Before it comes a rest, in
+which the threads of other libraries fall asleep: OpenBLAS's spin for 0.1 s after a product, those of OpenMP for some
+milliseconds, and each takes a core from the next arm. The first part of a turn is not timed: it brings back the arm's
+own caches, the clock of a core that has slept, and wakes its own threads. A sample is the mean of enough calls to
+outlast the timer.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import torch
 from ..dispatch import DTYPES
 
 _SAMPLE_SECONDS = 2e-3
-_MIN_ROUNDS = 5
+_TURN_SECONDS = 0.1
+_UNTIMED_SECONDS = 0.03  # of a turn
+_REST_SECONDS = 0.15  # OpenBLAS's threads spin for 2^28 ticks of the time stamp counter: 0.1 s at 2.6 GHz
+_MIN_ROUNDS = 3
 _MAX_ROUNDS = 100
 _FLUSH_BYTES = 512 << 20  # of a GPU: several times its second-level cache, and long enough to hide slow launches
-_PAUSE_SECONDS = 0.15  # OpenBLAS's threads spin for 2^28 ticks of the time stamp counter: 0.1 s at 2.6 GHz
 
 PRECISIONS = (*DTYPES, "tf32")
 
@@ -49,33 +53,16 @@ class Timing:
         }
 
 
-def time_arms(
-    arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.5, pause_after: str | None = None
-) -> dict[str, Timing]:
-    """Times every arm within about ``seconds`` in all, pauses not counted, more if five rounds take longer.
+def time_arms(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.5) -> dict[str, Timing]:
+    """Times every arm within about ``seconds`` in all, rests not counted, more if three turns of each take longer.
 
-    ``pause_after`` names an arm with threads of its own (numpy's OpenBLAS), which go on spinning after its calls and
-    would take a core from the next arm: nothing is timed until they sleep, while torch's threads are kept busy.
-
-    An arm whose second call alone takes ``seconds`` is sampled by that call and left out of the rounds.
+    An arm whose second call alone takes ``seconds`` is sampled by that call and has no turns.
     """
     samples: dict[str, list[float]] = {}
     num_calls: dict[str, int] = {}
-
-    busy = torch.zeros(1 << 20)
-
-    def pause(name: str) -> float:
-        if name != pause_after:
-            return 0.0
-        end = time.perf_counter() + _PAUSE_SECONDS
-        while time.perf_counter() < end:  # torch's own threads stay awake
-            busy.add_(1)
-        return _PAUSE_SECONDS
-
     for name, call in arms.items():
         call()  # whatever is set up once
         duration = _time_calls(call, 1)
-        pause(name)
         if duration >= seconds:
             samples[name] = [duration]
             continue
@@ -83,15 +70,17 @@ def time_arms(
         num_calls[name] = max(1, math.ceil(_SAMPLE_SECONDS / min(duration, _time_calls(call, 3))))
 
     names = list(num_calls)
-    deadline = time.perf_counter() + seconds
+    spent = 0.0
     for round_idx in range(_MAX_ROUNDS if names else 0):
-        if round_idx >= _MIN_ROUNDS and time.perf_counter() >= deadline:
+        if round_idx >= _MIN_ROUNDS and spent >= seconds:
             break
-        start = round_idx % len(names)
-        for name in names[start:] + names[:start]:
-            _time_calls(arms[name], num_calls[name])
-            samples[name].append(_time_calls(arms[name], num_calls[name]))
-            deadline += pause(name)
+        shift = round_idx % len(names)
+        for name in names[shift:] + names[:shift]:
+            if len(arms) > 1:
+                time.sleep(_REST_SECONDS)
+            start = time.perf_counter()
+            samples[name] += _time_turn(arms[name], num_calls[name])
+            spent += time.perf_counter() - start
     return {name: _summarize(samples[name]) for name in arms}
 
 
@@ -104,7 +93,7 @@ def time_on_gpu(
     warms: bool = False,
 ) -> dict[str, Timing]:
     """Times single calls by events, the GPU's caches emptied before each, arms in turn; slow arms get fewer samples, at
-    least three. ``seconds`` is the time that an arm's own calls may take together.
+    least three or ``most_samples``. ``seconds`` is the time that an arm's own calls may take together.
 
     The caches are emptied by zeros, or, with ``copies``, by a copy of other random data, as what runs before in a model
     leaves them. ``warms``: an untimed call before each sample, so that many arms do not find each other's code in the
@@ -134,7 +123,7 @@ def time_on_gpu(
         call()
         start, end = sample(call)
         torch.cuda.synchronize()
-        rounds[name] = max(3, min(most_samples, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
+        rounds[name] = min(most_samples, max(3, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
     events: dict[str, list] = {name: [] for name in arms}
     for round_idx in range(max(rounds.values())):
         names = [name for name in arms if round_idx < rounds[name]]
@@ -228,6 +217,17 @@ def _time_calls(call: Callable[[], object], num_calls: int) -> float:
     for _ in range(num_calls):
         call()
     return (time.perf_counter() - start) / num_calls
+
+
+def _time_turn(call: Callable[[], object], num_calls: int) -> list[float]:
+    """The samples of a turn, at least one."""
+    start = time.perf_counter()
+    while time.perf_counter() < start + _UNTIMED_SECONDS:
+        _time_calls(call, num_calls)
+    samples = [_time_calls(call, num_calls)]
+    while time.perf_counter() < start + _TURN_SECONDS:
+        samples.append(_time_calls(call, num_calls))
+    return samples
 
 
 def _summarize(samples: list[float]) -> Timing:

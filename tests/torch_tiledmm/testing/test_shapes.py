@@ -69,6 +69,12 @@ def test_families_are_what_their_bars_are_for():
     assert {shape.m for shape in shapes("one_row")} == {1}
     assert {shape.m for shape in shapes("rows_2_to_16")} == set(range(2, 17))
     assert all(max(s.m, s.n) <= 512 and s.k >= 4096 for s in shapes("long_k"))
+    assert all(1000 <= (s.k if s.kind == "dW" else s.m) <= 2000 for s in shapes("bert_rows"))
+    for s in shapes("lm_heads"):
+        assert 32000 <= {"forward": s.n, "dX": s.k, "dW": s.m}[s.kind] <= 152064
+    assert all(min(s.m, s.n, s.k) <= 256 for s in shapes("routers"))
+    assert {(8205, 5921, 2949), (256, 256, 524288)} <= {(s.m, s.n, s.k) for s in shapes("kernelbench")}
+    assert {(7168, 2112), (512, 32768)} <= {(s.k, s.n) for s in shapes("deepseek_v3") if s.kind == "forward"}
 
 
 def test_flops_and_bytes_count_the_batch():

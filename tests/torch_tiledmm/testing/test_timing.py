@@ -5,29 +5,45 @@ import pytest
 from torch_tiledmm.testing import timing
 
 
-def test_arms_take_turns_and_the_first_one_rotates(monkeypatch):
-    calls = []
-    arms = {name: lambda name=name: calls.append(name) for name in "abc"}
-    monkeypatch.setattr(timing, "_SAMPLE_SECONDS", 0.0)  # one call per sample
-    timings = timing.time_arms(arms, seconds=0.0001)
-    assert list(timings) == ["a", "b", "c"]
-    rounds = calls[3 * 5 :]  # a first call and four to find the number of calls
-    assert rounds[:12] == ["a", "a", "b", "b", "c", "c", "b", "b", "c", "c", "a", "a"]
-    assert all(5 <= result.num_samples <= 100 for result in timings.values())
+@pytest.fixture
+def events(monkeypatch):
+    """Calls and rests in order, on a clock that nothing else moves; events.call(name, seconds) is an arm."""
+
+    class Events(list):
+        now = 0.0
+
+        def call(self, name, seconds):
+            self.append(name)
+            self.now += seconds
+
+    events = Events()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: events.now)
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: events.call("rest", seconds))
+    return events
 
 
-def test_a_slow_arm_is_sampled_once(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    calls = {"slow": 0, "fast": 0}
-
-    def call(name, seconds):
-        calls[name] += 1
-        clock[0] += seconds
-
-    arms = {"slow": lambda: call("slow", 10.0), "fast": lambda: call("fast", 0.01)}
+def test_arms_take_turns_of_a_tenth_of_a_second_after_a_rest_and_the_first_one_rotates(events):
+    arms = {name: lambda name=name: events.call(name, 1 / 64) for name in "abc"}
     timings = timing.time_arms(arms, seconds=0.5)
-    assert calls["slow"] == 2
+    assert list(timings) == ["a", "b", "c"]
+    turns = events[3 * 5 :]  # a first call and four to find the number of calls
+    expected = [event for name in "abcbcacab" for event in ("rest", *name * 7)]  # two calls are untimed
+    assert turns == expected
+    assert all(result.num_samples == 15 for result in timings.values())
+
+
+def test_rests_are_no_part_of_the_time_and_one_arm_has_none(events):
+    timing.time_arms({name: lambda name=name: events.call(name, 1 / 64) for name in "ab"}, seconds=1.5)
+    assert events.count("rest") == 2 * 7  # turns of 0.11 s
+    events.clear()
+    timing.time_arms({"a": lambda: events.call("a", 1 / 64)}, seconds=0.1)
+    assert events == ["a"] * (5 + 3 * 7)
+
+
+def test_a_slow_arm_is_sampled_once(events):
+    arms = {"slow": lambda: events.call("slow", 10.0), "fast": lambda: events.call("fast", 0.01)}
+    timings = timing.time_arms(arms, seconds=0.5)
+    assert events.count("slow") == 2
     assert timings["slow"].num_samples == 1
     assert timings["slow"].median == 10
     assert timings["fast"].median == pytest.approx(0.01)
