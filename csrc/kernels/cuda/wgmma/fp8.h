@@ -42,9 +42,11 @@ struct Half<Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>> {
   using Type = Fp8Config<TYPE_A, TYPE_B, C, kHalfFp8Tile, FACTORS>;
 };
 
-// The factors of the sums of one step: of a thread's two rows, and of its columns where they have one.
+// The factors of the sums of one step: of a thread's two rows, and of its columns where they have one; else where
+// theirs begin in shared memory.
 struct StepFactors {
   float rows[2], column;
+  uint32_t columns;
 };
 
 // The factors that a stage's steps need are on their way while the stage before it is multiplied. Beyond C, another's
@@ -89,12 +91,50 @@ struct BlockFactors {
     load(args, k_tile + Cfg::kTilesOfStage);
   }
   __device__ __forceinline__ StepFactors of_step(int tile, int part) const {
-    return {{own[tile].rows[0], own[tile].rows[1]}, own[tile].columns[kByColumn ? 0 : part]};
+    return {{own[tile].rows[0], own[tile].rows[1]}, own[tile].columns[kByColumn ? 0 : part], 0};
+  }
+};
+
+// Factors of columns that have one each. A thread fetches one of a stage's while the stage before it is multiplied, and
+// hands it to the consumer's other threads. Sums are added a step late, when the next stage's factors are there as
+// well, and a thread may be a stage ahead of another: four stages have room, where what is stored lies otherwise.
+template <class Cfg, class Piece>
+struct ColumnFactors {
+  static constexpr int kCount = Cfg::kTilesOfStage * Piece::kBlockN, kBuffers = 4;
+  static_assert(kCount <= kWarpgroup && kBuffers * kCount * 4 <= Cfg::kStoreBytes, "one for a thread; they have room");
+  int first, stride_k, left;  // its first, elements behind the operand's first; k tiles from it to the end
+  int barrier_id, buffer = 0;
+  uint32_t smem;
+  float next;
+
+  __device__ __forceinline__ ColumnFactors(const Arguments& args, char* buffers, int num_k_tiles, int col,
+                                           int barrier_id)
+      : stride_k(int(args.scale_b.stride_k)), barrier_id(barrier_id), smem(smem_address(buffers)) {
+    const int thread = threadIdx.x % kWarpgroup, tile = thread / Piece::kBlockN;
+    first = int(args.scale_b.offset(min(col + thread % Piece::kBlockN, args.n - 1), 0)) + tile * stride_k;
+    left = thread < kCount ? num_k_tiles - tile : 0;
+    if (thread == 0) cp_async_bulk_wait_group_read<0>();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    load(args, 0);
+  }
+  __device__ __forceinline__ void load(const Arguments& args, int k_tile) {
+    next = k_tile < left ? __ldg(args.scale_b.data + first + k_tile * stride_k) : 0;
+  }
+  __device__ __forceinline__ void begin_stage(const Arguments& args, int k_tile) {
+    buffer = (buffer + 1) % kBuffers;
+    if (threadIdx.x % kWarpgroup < kCount)
+      store_shared_word(smem + (buffer * kCount + threadIdx.x % kWarpgroup) * 4, __float_as_uint(next));
+    load(args, k_tile + Cfg::kTilesOfStage);
+    named_barrier_sync(barrier_id, kWarpgroup);
+  }
+  __device__ __forceinline__ uint32_t of_step(int tile, int part) const {
+    return smem + (buffer * kCount + tile * Piece::kBlockN + part * Piece::kPartN + threadIdx.x % 4 * 2) * 4;
   }
 };
 
 struct NoFactors {
-  __device__ __forceinline__ NoFactors(const Arguments&, int, int, int) {}
+  template <class... Any>
+  __device__ __forceinline__ NoFactors(const Any&...) {}
 };
 
 // The main loop of a consumer. A step multiplies a part of the columns by a k tile; `sums` hold as many steps as are
@@ -111,13 +151,12 @@ struct PromotedLoop {
   const StageAddress& first_stage;
   const Shared& shared;
   Ring<Cfg::kNumStages>& ring;
-  int num_k_tiles, col;
   std::conditional_t<kHasBlocks, BlockFactors<Cfg, Piece>, NoFactors> factors;
+  std::conditional_t<kByColumn, ColumnFactors<Cfg, Piece>, NoFactors> columns;
   uint32_t full = gpu::opaque(shared.full);  // else it is computed anew for every stage
   uint32_t stage = 0;                        // the address of the ring's stage, counted from the first one
   float sums[kSets][kSums];
   StepFactors own[kSets];
-  float pairs[kSets][kByColumn ? kSums / 2 : 1];  // of columns that have a factor each
 
   // The compiler keeps descriptors in uniform registers where a stage's address is made in the same straight piece of
   // code.
@@ -140,18 +179,10 @@ struct PromotedLoop {
       if (step == 0) factors.begin_stage(args, k_tile);
       own[set] = factors.of_step(step / kParts, step % kParts);
     }
-    if constexpr (kByColumn) load_pairs(k_tile + step / kParts, step % kParts, set);
-  }
-
-  // They arrive while the step is multiplied.
-  __device__ __forceinline__ void load_pairs(int k_tile, int part, int set) {
-    const bool is_inside = k_tile < num_k_tiles;
-    const float* columns = args.scale_b.data + (is_inside ? k_tile : 0) * args.scale_b.stride_k;
-    const int first_col = col + part * kPartN + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kSums / 2; ++i)
-      pairs[set][i] =
-          is_inside ? __ldg(columns + min(first_col + i / 2 * 8 + i % 2, args.n - 1) * args.scale_b.stride_row) : 0;
+    if constexpr (kByColumn) {
+      if (step == 0) columns.begin_stage(args, k_tile);
+      own[set].columns = columns.of_step(step / kParts, step % kParts);
+    }
   }
 
   __device__ __forceinline__ void add_to_total(int step, int set) {
@@ -160,11 +191,16 @@ struct PromotedLoop {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) add(to[i], sums[set][i]);
     } else {
-      const float rows[2] = {own[set].rows[0] * own[set].column, own[set].rows[1] * own[set].column};
+      const float column = kByColumn ? 1 : own[set].column;
+      const float rows[2] = {own[set].rows[0] * column, own[set].rows[1] * column};
 #pragma unroll
-      for (int i = 0; i < kSums; ++i)
-        add_scaled(to[i], sums[set][i],
-                   kByColumn ? own[set].rows[i / 2 % 2] * pairs[set][i / 4 * 2 + i % 2] : rows[i / 2 % 2]);
+      for (int i = 0; i < kSums; i += 4) {
+        const uint2 pair = kByColumn ? load_shared_pair(own[set].columns + i * 8) : uint2{};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          add_scaled(to[i + j], sums[set][i + j],
+                     kByColumn ? rows[j / 2] * __uint_as_float(j % 2 ? pair.y : pair.x) : rows[j / 2]);
+      }
     }
   }
 
@@ -202,10 +238,16 @@ struct PromotedLoop {
 template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
                                                   const StageAddress& first_stage, const Shared& shared,
-                                                  Ring<Cfg::kNumStages>& ring, int num_k_tiles, int row, int col) {
+                                                  Ring<Cfg::kNumStages>& ring, int consumer, int num_k_tiles, int row,
+                                                  int col) {
   constexpr int kStages = Cfg::kFactors == Factors::rows ? 4 : 2, kTiles = kStages * Cfg::kTilesOfStage;
-  PromotedLoop<Cfg, Piece> loop{total, args,        first_stage, shared,
-                                ring,  num_k_tiles, col,         {args, num_k_tiles, row, col}};
+  PromotedLoop<Cfg, Piece> loop{total,
+                                args,
+                                first_stage,
+                                shared,
+                                ring,
+                                {args, num_k_tiles, row, col},
+                                {args, shared.c, num_k_tiles, col, 1 + consumer}};
 #pragma unroll
   for (int set = 0; set < Piece::kSets; ++set) forget_registers(loop.sums[set]);
   int k_tile = 0;
@@ -254,7 +296,7 @@ __device__ __forceinline__ void Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>::mul
       columns[i] = own_col < args.n ? __ldg(args.scale_b.data + own_col * args.scale_b.stride_row) : 0;
     }
   }
-  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, at.num_k_tiles, row, at.col);
+  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, consumer, at.num_k_tiles, row, at.col);
   if constexpr (FACTORS == Factors::rows) scale_block_tile<Piece>(total, rows, columns, shared.c, 1 + consumer);
 }
 

@@ -36,7 +36,7 @@ constexpr bool serves(const Fp8Tile& tile, Factors factors, bool is_c_f32) {
     case Factors::blocks:
       return (tile.sets == 2 || (is_widest && !is_c_f32)) && 128 % tile.part_n == 0;
     default:
-      return tile.part_n <= 64;
+      return tile.shape.block_n <= 128;
   }
 }
 
