@@ -81,6 +81,45 @@ elementwise(const T* x, const T* grad, T* y, int64_t num_vectors, int64_t count,
   }
 }
 
+// Elements of 8 bits in a wider dtype, which holds them: 8 at a time where both operands are aligned to that.
+template <DType DTYPE, class Y>
+TILEDMM_KERNEL(kElementwiseThreads, 2)
+widen(const uint8_t* x, Y* y, int64_t num_vectors, int64_t count, int64_t num_threads) {
+  struct alignas(8) Numbers {
+    uint8_t values[8];
+  };
+  struct alignas(16) Wide {
+    Y values[8];
+  };
+  const auto widened = [](uint32_t number) {
+    return rounded_to<Y>(DTYPE == DType::e4m3 ? e4m3_to_float(number) : e5m2_to_float(number));
+  };
+  const int64_t first = block_idx() * kElementwiseThreads + thread_idx();
+  for (int64_t i = first; i < num_vectors; i += num_threads) {
+    const Numbers own = load_global(reinterpret_cast<const Numbers*>(x) + i);
+    Wide wide;
+    TILEDMM_UNROLL for (int l = 0; l < 8; ++l) wide.values[l] = widened(own.values[l]);
+    store_global(reinterpret_cast<Wide*>(y) + i, wide);
+  }
+  for (int64_t i = num_vectors * 8 + first; i < count; i += num_threads)
+    store_global(y + i, widened(load_global(x + i)));
+}
+
+// Calls start(kernel, its pointers ...).
+template <class Start>
+Status launch_widen(const ElementwiseProblem& p, const Start& start) {
+  return visit_dtype(p.dtype_y, [&](auto* element) {
+    using Y = std::remove_pointer_t<decltype(element)>;
+    if constexpr (sizeof(Y) == 8) {
+      return Status::unsupported;
+    } else {
+      const auto* x = static_cast<const uint8_t*>(p.x);
+      Y* const y = static_cast<Y*>(p.y);
+      return p.dtype == DType::e4m3 ? start(widen<DType::e4m3, Y>, x, y) : start(widen<DType::e5m2, Y>, x, y);
+    }
+  });
+}
+
 // As many elements as 16 bytes of T hold.
 template <class T, class Y>
 struct alignas(Elements<T>::kCount * sizeof(Y)) Results {
@@ -154,17 +193,19 @@ Status launch_elementwise(const ElementwiseProblem& problem, const Executor& exe
                              static_cast<const void*>(problem.y_other)}) {
     addresses |= reinterpret_cast<uintptr_t>(memory);
   }
-  const int64_t in_vector = 16 / size_of(problem.dtype);
+  const bool is_fp8 = size_of(problem.dtype) == 1;
+  const int64_t in_vector = is_fp8 ? 8 : 16 / size_of(problem.dtype);
   const int64_t num_vectors = addresses % 16 == 0 ? problem.count / in_vector : 0;
   const int64_t num_steps = num_vectors ? num_vectors : problem.count;
   const int64_t blocks =
       min_of(ceil_div(num_steps, kElementwiseThreads), int64_t(executor.num_cus) * kElementwiseBlocksPerCu);
+  const auto start = [&](auto* kernel, auto... pointers) {
+    return launch_kernel(kernel, blocks, 1, kElementwiseThreads, 0, executor, pointers..., num_vectors, problem.count,
+                         blocks * kElementwiseThreads);
+  };
+  if (is_fp8) return launch_widen(problem, start);
   return visit_dtype(problem.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const auto start = [&](auto* kernel, auto... pointers) {
-      return launch_kernel(kernel, blocks, 1, kElementwiseThreads, 0, executor, pointers..., num_vectors, problem.count,
-                           blocks * kElementwiseThreads);
-    };
     if (problem.other) return launch_gated<T>(problem, start);
     return visit_function(problem, [&](auto function, auto is_slope) {
       return start(elementwise<T, decltype(function)::value, decltype(is_slope)::value>,
