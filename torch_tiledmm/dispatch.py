@@ -260,7 +260,8 @@ def explain(
 
     e4m3 and e5m2 (torch.float8_e4m3fn, torch.float8_e5m2) are dtypes of A and B alone, in any mix: the product is that
     of `scaled_matmul` with a scale for each row and column, which has no batch and no groups, and a result in bf16 by
-    default. Where no kernel reads 8 bits, the choice is empty, and the reason says what is computed instead.
+    default. Where no kernel reads 8 bits, the choice is empty, and the reason says what is computed instead. With e4m3
+    of B alone it is the product of `QuantizedLinear` by "fp8_weight_only", whose B has a scale for each column.
 
     Of operands of two dtypes on a GPU these are the kernels that convert as they load. By "auto" the operators convert
     what has 16 bits first: what they compute then is the product in fp32, by "split" where n is at least 256.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import ACTIVATIONS, DTYPES
+from .dispatch import ACTIVATIONS, DTYPES, FP8_DTYPES
 
 WARP_SIZES = (32, 64)
 
@@ -49,7 +49,7 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         ("num_batch_dims", ctypes.c_int32),
         *[(name, ctypes.c_int32) for name in ("dtype_a", "dtype_b", "dtype_bias", "dtype_c")],
         ("activation", ctypes.c_int32),
-        ("allow_tf32", ctypes.c_bool),
+        *[(name, ctypes.c_bool) for name in ("allow_tf32", "is_b_widened")],
         ("row_sums", ctypes.c_void_p),
         ("sum_offset", ctypes.c_int64),
         *[(name, ctypes.c_double) for name in ("alpha", "beta")],
@@ -125,11 +125,15 @@ def _compiler() -> ModuleType:
     return module
 
 
-def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activation: str) -> None:
+def _check(
+    a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activation: str, is_b_scaled: bool = False
+) -> None:
     """The library takes addresses and trusts its caller."""
     given = {"a": a, "b": b, "bias": bias, "out": out}
     operands = {name: tensor for name, tensor in given.items() if tensor is not None}
     for name, tensor in operands.items():
+        if name == "b" and is_b_scaled and tensor.dtype in FP8_DTYPES.values():
+            continue
         if tensor.dtype not in DTYPES.values():
             raise TypeError(f"{name}: got {tensor.dtype}, expected one of {', '.join(DTYPES)}")
         if (tensor.dtype == torch.float64) != (a.dtype == torch.float64):
@@ -160,18 +164,20 @@ def matmul(
     alpha: float = 1,
     beta: float = 1,
     out_dtype: torch.dtype | None = None,
+    scale_b: Tensor | None = None,
 ) -> tuple[Tensor, Counts]:
     """``activation(alpha * (a @ b) + beta * bias)`` by a GPU kernel run on the CPU, and what it counted.
 
     ``a`` is (batch, m, k) or (m, k), ``b`` (batch, k, n) or (k, n), of any strides; ``bias`` is (n,) or of the result's
     shape. Dtypes go together as in `torch_tiledmm.matmul`, with ``out_dtype``. ``seed`` orders the threads between
-    barriers, 0: by their number. ``out`` is written if given.
+    barriers, 0: by their number. ``out`` is written if given. With ``scale_b``, float32 of shape (n,), ``b`` has 8 bits
+    and means ``b * scale_b``, and ``out_dtype`` is given.
 
     Raises RuntimeError for what the executor finds (a race on shared memory, a barrier that only a part of a block
     reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm or
     activation and for shapes that do not fit, TypeError for dtypes.
     """
-    _check(a, b, bias, out, activation)
+    _check(a, b, bias, out, activation, scale_b is not None)
     if out is None:
         out = torch.full(
             (*a.shape[:-1], b.shape[-1]), torch.nan, dtype=out_dtype or torch.promote_types(a.dtype, b.dtype)
@@ -181,6 +187,8 @@ def matmul(
         added = bias.expand(out.shape)
         fields["bias"], fields["dtype_bias"] = added.data_ptr(), _number(bias.dtype)
         fields["stride_bias_m"], fields["stride_bias_n"] = added.stride()[-2:]
+    if scale_b is not None:
+        fields["scaling"], fields["scale_b"] = 1, _Scales(scale_b.data_ptr(), scale_b.stride(0), 0, 1)
     if a.dim() == 3:
         step = added.stride(0) if bias is not None else 0
         fields["batch_dims"] = (_BatchDim * 1)(_BatchDim(a.shape[0], a.stride(0), b.stride(0), out.stride(0), step))
@@ -223,7 +231,7 @@ def grouped_matmul(
 
 
 def _number(dtype: torch.dtype) -> int:
-    return list(DTYPES.values()).index(dtype)
+    return [*DTYPES.values(), *FP8_DTYPES.values()].index(dtype)
 
 
 def _compute(

@@ -91,7 +91,8 @@ struct GemmProblem {
   int32_t num_batch_dims;
   DType dtype_a, dtype_b, dtype_bias, dtype_c;
   Activation activation;
-  bool allow_tf32;  // GPU, fp32: products may be rounded to tf32
+  bool allow_tf32;    // GPU, fp32: products may be rounded to tf32
+  bool is_b_widened;  // B is a copy of one of 8 bits beside a wider A: k is summed in the chunks that such a B has
   // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
   // Null: none. Only kernels that say so write them.
   void* row_sums;

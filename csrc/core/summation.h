@@ -58,10 +58,21 @@ constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
   return k < chunked_k ? max_of(k, 1) : round_up(ceil_div(k, k / min_chunk), kUnit);
 }
 
+// By matrix instructions in 16 bits that widen a B of 8 bits: k is summed in so many chunks that the warps of a
+// multiprocessor, each of which waits for its own chain of instructions, keep pace with memory that has half as much
+// to bring.
+constexpr int64_t fp8_b_chunk_k(int64_t n, int64_t k) {
+  constexpr int64_t kColumns = 1 << 15, kMinChunk = 4 * kChunkUnit, kMaxChunks = 8;
+  const int64_t chunks = min_of(min_of(kColumns / max_of(n, 1), k / kMinChunk), kMaxChunks);
+  return chunks > 1 ? round_up(ceil_div(k, chunks), kChunkUnit) : max_of(k, 1);
+}
+
 // The chunk of the caller's problem, before a batch is folded into n or C is transposed.
 constexpr int64_t chunk_k(const GemmProblem& problem) {
   const int64_t n = problem.n, k = problem.k;
   if (size_of(problem.dtype_a) == 1) return max_of(k, 1);
+  if (size_of(problem.dtype_a) == 2 && (problem.is_b_widened || size_of(problem.dtype_b) == 1))
+    return fp8_b_chunk_k(n, k);
   if (problem.dtype_a == DType::f64) return chunk_k_f64(n, k);
   const bool is_f32 = problem.dtype_a == DType::f32 || problem.dtype_b == DType::f32;
   return is_f32 && !problem.allow_tf32 ? simt_chunk_k(n, k) : mma_chunk_k(n, k, is_f32);

@@ -344,7 +344,13 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.m = m;
   problem.n = n;
   problem.k = k;
-  if (fp8_dtype_of(dtype)) {
+  if (b_dtype && fp8_dtype_of(*b_dtype) && dtype_of(dtype)) {
+    const auto of_dtype = [](at::ScalarType type) { return at::empty({0, 0}, at::TensorOptions().dtype(type)); };
+    const Tensor scale = at::empty({0, 1});
+    weight_only_dtypes(of_dtype(dtype), of_dtype(*b_dtype), scale, std::nullopt, out_dtype.value_or(dtype)).set(problem);
+    problem.scaling = Scaling::rows;
+    problem.scale_b = {nullptr, 1, 0, 1};
+  } else if (fp8_dtype_of(dtype)) {
     scaled_dtypes(dtype, b_dtype.value_or(dtype), out_dtype).set(problem);
     problem.scaling = Scaling::rows;
     problem.scale_a = problem.scale_b = {nullptr, 1, 0, 1};

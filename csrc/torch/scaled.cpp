@@ -46,7 +46,6 @@ Tensor widen_float8(const Tensor& operand, at::ScalarType dtype) {
   TORCH_CHECK_TYPE(own && is_known, "tiledmm: got ", operand.scalar_type(), " to be widened to ", dtype,
                    "; accepted are float8_e4m3fn and float8_e5m2, and float32, float16 and bfloat16");
   const Tensor dense = operand.is_non_overlapping_and_dense() ? operand : operand.contiguous();
-  if (!operand.is_cpu()) return dense.to(dtype);
   const Tensor wide =
       new_result({dense.numel()}, dense.options().dtype(dtype)).as_strided(dense.sizes(), dense.strides());
   ElementwiseProblem problem{Function::relu,         *own,    dense.numel(),
@@ -69,13 +68,15 @@ struct Operands {
 };
 
 // sums = a b, in fp32 and contiguous, by kernels that read 16 or 32 bits.
-Outcome wide_product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums) {
+Outcome wide_product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums,
+                     bool is_b_widened = false) {
   GemmProblem problem{};
   problem.dtype_a = problem.dtype_b = *dtype_of(a.scalar_type());
   problem.dtype_c = problem.dtype_bias = DType::f32;
   fill_operands(problem, a, b);
   problem.c = sums.mutable_data_ptr();
   problem.stride_cm = problem.n, problem.stride_cn = 1;
+  problem.is_b_widened = is_b_widened;
   return compute(problem, algorithm, sums.device(), false);
 }
 
@@ -153,7 +154,7 @@ Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const 
   Tensor result = c;
   if (outcome.status == Status::unsupported) {
     result = place_of_sums(c);
-    outcome = wide_product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, result);
+    outcome = wide_product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, result, true);
     if (outcome.status == Status::ok) finish(result, own.scale_b, own.bias, own_activation);
   }
   outcome.raise();

@@ -119,6 +119,43 @@ def test_wide_results_of_production_kernels(narrow):
         host_gpu.matmul(rand(9, 40, dtype=narrow), rand(40, 17, dtype=narrow), algorithm="skinny", out_dtype=wide)
 
 
+@pytest.mark.takes_long("host_gpu")
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_b_of_8_bits(dtype):
+    """Bits are those of the product by the widened B, whose sums are scaled; all 256 codes. Planted bugs that this test
+    caught: a NaN that became 480, the factor of the next column, partial sums that were scaled, too.
+    """
+    for m, n, k, gap, offset in (
+        (1, 256, 300, 4, 0),
+        (5, 33, 4100, 0, 0),
+        (9, 70, 40, 0, 3),
+        (17, 40, 129, 3, 1),
+        (64, 17, 257, 15, 0),
+        (2, 24, 0, 0, 0),
+    ):
+        codes = torch.randint(0, 0x7F, (offset + n * (k + gap),)) + 0x80 * torch.randint(0, 2, (offset + n * (k + gap),))
+        memory = codes.to(torch.uint8).view(torch.float8_e4m3fn)
+        q = memory[offset:].as_strided((n, k), (k + gap, 1), offset)
+        if k == 300:
+            q.view(torch.uint8)[:, 77] = torch.arange(256).to(torch.uint8)
+        a, scale, bias = rand(m, k + 3, dtype=dtype)[:, :k], torch.rand(2 * n)[::2] + 0.5, rand(n, dtype=dtype)
+        wide = host_gpu.matmul(a, q.to(dtype).mT, algorithm="skinny" if n > m else "mma_async", out_dtype=torch.float32)
+        expected = torch.nn.functional.silu(wide[0] * scale + bias)
+        plans = explain(m, n, k, dtype, layout="NT", device="host:host", b_dtype="e4m3", plans_of="skinny").candidates
+        for plan in range(len(plans)):
+            for out_dtype in (torch.float32, dtype):
+                out, _ = host_gpu.matmul(
+                    a, q.mT, algorithm=f"skinny:{plan}", scale_b=scale, bias=bias.to(out_dtype), out_dtype=out_dtype,
+                    activation="silu", seed=plan,
+                )  # fmt: skip
+                torch.testing.assert_close(out, expected.to(out_dtype), rtol=1e-2, atol=1e-6, equal_nan=True)
+            out, _ = host_gpu.matmul(a, q.mT, algorithm=f"skinny:{plan}", scale_b=scale, out_dtype=torch.float32)
+            assert out.isnan().sum() == (2 * m if k == 300 else 0)
+            assert torch.equal(out.nan_to_num(7), (wide[0] * scale).nan_to_num(7)), plan
+    with pytest.raises(NotImplementedError, match="up to 64 rows beside a B of 8 bits"):
+        host_gpu.matmul(rand(65, 8, dtype=dtype), q[:, :0].expand(24, 8).mT, algorithm="skinny", scale_b=scale, out_dtype=dtype)
+
+
 def test_batch_bias_activation():
     a, b, bias = rand(3, 20, 30), rand(3, 30, 10), rand(10)
     for algorithm in VARIANTS:

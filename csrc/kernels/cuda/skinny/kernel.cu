@@ -21,14 +21,19 @@
 namespace tiledmm::gpu {
 namespace {
 
-constexpr int kCopyThreads = 256;
+constexpr int kGroup = kSkinnyGroup;
+template <class W>  // an element of B
+inline constexpr int kCopyThreads = skinny_copy_threads(sizeof(W) == 1);
 template <class T>
 inline constexpr DType kDType = sizeof(T) == 8   ? DType::f64
                                 : sizeof(T) == 1 ? DType::e4m3
                                                  : DType::f16;  // as in plans
 
 // Threads of a block.
-constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
+template <class W>
+constexpr int num_skinny_threads(const SkinnyPlan& plan) {
+  return kCopyThreads<W> + 32 * plan.groups;
+}
 
 // The kernels' first parameter: each line of constants that the first copy waits for takes 0.1 us.
 struct Work {
@@ -110,10 +115,10 @@ TILEDMM_OUT_OF_LINE void copy_edge_packets(char* to, int step_to, const T* from,
 // The tiles of one operand on their way to shared memory, in packets of 16 bytes. A copy thread has one column of
 // packets and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there,
 // and are not stored; only along k must there be zeros beyond the edge.
-template <class T, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED>
+template <class T, int THREADS, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED>
 struct TileCopier {
   static constexpr int kElements = Packet<T>::kElements;
-  static_assert(kCopyThreads % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
+  static_assert(THREADS % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
 
   Operand<T> operand;
   int num_mn, close, first_far, step_far;
@@ -128,7 +133,7 @@ struct TileCopier {
   TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn, int num_mn, int width)
       : operand(operand), num_mn(num_mn), width(width) {
     const int packets_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
-    step_far = kCopyThreads / packets_per_row;
+    step_far = THREADS / packets_per_row;
     close = thread_idx() % packets_per_row * kElements;
     first_far = thread_idx() / packets_per_row;
     const int row_bytes = skinny_row_bytes(kDType<T>, IS_K_MAJOR, block_mn, BLOCK_K);
@@ -236,8 +241,7 @@ struct WarpSums {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
   static constexpr bool kWidens = sizeof(W) == 1;
-  static constexpr int kGroup = skinny_group(kWidens, 8 * FRAGS);
-  static_assert(L::kM == kSkinnyGroup && L::kN == 8);
+  static_assert(L::kM == kGroup && L::kN == 8);
   static constexpr int kStepK = L::kWordsK * WordOf<T>::kElements;
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && sizeof(T) == 2;
   using Strip = WarpStrip<C, 8 * FRAGS, kGroup>;
@@ -273,15 +277,17 @@ struct WarpSums {
   }
 
   // Fragments of a few steps of the instruction along k; those after them are loaded while these are multiplied.
-  static constexpr int kSteps = sizeof(T) == 8 ? 2 : FRAGS <= 2 ? 4 : FRAGS == 4 ? 2 : 1;
+  static constexpr int kSteps = sizeof(T) == 8 ? 2
+                                : kWidens      ? (FRAGS <= 4 ? 2 : 1)
+                                : FRAGS <= 2   ? 4
+                                : FRAGS == 4   ? 2
+                                               : 1;
   static constexpr int kParts = BLOCK_K / kStepK / kSteps;
   static_assert(kParts % 2 == 0, "the two sets of fragments take turns");
   struct Fragments {
     Word a[kSteps][FRAGS][L::kWordsB];
     typename WordOf<W>::Word b[kSteps][L::kWordsA];
   };
-  // Whether a word of B is of one of the warp's columns.
-  TILEDMM_DEVICE static constexpr bool has_word(int w) { return L::a_row(0, w) < kGroup; }
 
   // Those of a k tile from its part `part` on.
   TILEDMM_DEVICE void load_fragments(const char* smem_a, const char* smem_b, int part, Fragments& frags) const {
@@ -310,8 +316,7 @@ struct WarpSums {
       }
       if constexpr (kWidens || !kUsesLdmatrix) {
         TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
-          if (has_word(w))
-            b[w] = tile_b.load_word(smem_b, col + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
+          b[w] = tile_b.load_word(smem_b, col + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
         }
       }
     }
@@ -322,7 +327,7 @@ struct WarpSums {
       Word b[L::kWordsA];
       TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
         if constexpr (kWidens) {
-          b[w] = has_word(w) ? widened_e4m3<T>(frags.b[s][w]) : 0;
+          b[w] = widened_e4m3<T>(frags.b[s][w]);
         } else {
           b[w] = frags.b[s][w];
         }
@@ -348,9 +353,8 @@ struct WarpSums {
     if constexpr (kWidens) {
       if (!partials) scale(gemm, col, end);
     }
-    for_each([&](int f, int e) {
-      if (L::c_row(0, e) < kGroup) store_shared(&strip.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]);
-    });
+    for_each(
+        [&](int f, int e) { store_shared(&strip.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]); });
     const int64_t ld = gemm.n;
     gemm.n = min_of(ld, end);
     if (!partials) return strip.store(gemm, 0, 1, col);
@@ -369,14 +373,15 @@ struct WarpSums {
 template <class T, class W, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   const SkinnyPlan& plan = work.plan;
-  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS), kGroup = skinny_group(sizeof(W) == 1, 8 * FRAGS);
-  const int num_threads = num_skinny_threads(plan);
-  constexpr int kMaxPacketsA = int(ceil_div(8 * FRAGS * kBlockK, Packet<T>::kElements * kCopyThreads));
+  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS, sizeof(W) == 1);
+  const int num_threads = num_skinny_threads<W>(plan);
+  constexpr int kMaxPacketsA = int(ceil_div(8 * FRAGS * kBlockK, Packet<T>::kElements * kCopyThreads<W>));
   constexpr int kMaxPacketsB =
-      skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / Packet<W>::kElements / kCopyThreads + 1;
-  TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, 8 * FRAGS, work.width_a);
-  TileCopier<W, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<W>(problem.gemm), plan.groups * kGroup, plan.cols,
-                                                      work.width_b);
+      skinny_max_groups(8 * FRAGS, sizeof(W) == 1) * kGroup * kBlockK / Packet<W>::kElements / kCopyThreads<W> + 1;
+  TileCopier<T, kCopyThreads<W>, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS,
+                                                                        8 * FRAGS, work.width_a);
+  TileCopier<W, kCopyThreads<W>, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<W>(problem.gemm), plan.groups * kGroup,
+                                                                       plan.cols, work.width_b);
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
   int64_t unit_idx = block_idx(), left_k = 0, left_chunk = 0;
@@ -422,18 +427,18 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
 
 template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
-  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS);
+  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS, sizeof(W) == 1);
   using Sums = WarpSums<T, W, C, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
-  const int num_threads = num_skinny_threads(plan);
-  const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * Sums::kGroup;
+  const int num_threads = num_skinny_threads<W>(plan);
+  const int warp = (thread_idx() - kCopyThreads<W>) / 32, col = warp * kGroup;
   auto& strip = reinterpret_cast<typename Sums::Strip*>(smem + plan.num_stages * plan.stage_bytes)[warp];
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
   const int chunk_tiles = int(ceil_div(problem.chunk_k, kBlockK));
   const char* const stages = sizeof(T) == 2 ? opaque(smem) : smem;  // for ldmatrix, as in copy_tiles
   Ring ring(plan.num_stages);
-  Sums sums(plan.groups * Sums::kGroup, col);
+  Sums sums(plan.groups * kGroup, col);
   typename Sums::Fragments frags[2];
   const auto load_part = [&](int part) {
     const char* stage = stages + ring.stage * plan.stage_bytes;
@@ -475,11 +480,11 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
 }
 
 template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
+TILEDMM_KERNEL(kCopyThreads<W> + 32 * skinny_max_groups(8 * FRAGS, sizeof(W) == 1), 1)
 skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
   let_later_kernels_start();
-  if (thread_idx() < kCopyThreads) {
+  if (thread_idx() < kCopyThreads<W>) {
     copy_tiles<T, W, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   } else {
     multiply_tiles<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
@@ -493,7 +498,7 @@ Status launch_work(const FoldedProblem& problem, const Work& work, const Executo
     return Status::unsupported;
   } else {
     const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-    return launch_early(skinny<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
+    return launch_early(skinny<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads<W>(work.plan),
                         size_t(work.plan.shared_bytes), executor, work, blocks, problem);
   }
 }

@@ -50,14 +50,16 @@ struct SkinnyPlan {
 
 // Rows of the few in a block: whole fragments.
 constexpr int skinny_block_m(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-constexpr int skinny_block_k(DType dtype, int block_m) { return dtype != DType::f64 && block_m <= 16 ? 256 : 128; }
-// Columns of one warp. Elements of 8 bits are widened by the warp that multiplies them: a warp of half as many columns,
-// which leaves half of an instruction idle, keeps pace with memory where rows are few.
-constexpr int skinny_group(bool is_b_fp8, int block_m) {
-  return is_b_fp8 && block_m <= 16 ? kSkinnyGroup / 2 : kSkinnyGroup;
+constexpr int skinny_block_k(DType dtype, int block_m, bool is_b_fp8) {
+  return dtype != DType::f64 && (block_m <= 16 || is_b_fp8) ? 256 : 128;
 }
-// Warps that multiply in one block, as far as registers go.
-constexpr int skinny_max_groups(int block_m) { return block_m <= 32 ? 8 : 4; }
+// Threads that copy, and warps that multiply, at most: as far as registers go. Of a B of 8 bits there is half as much
+// to copy, and a warp that widens it takes longer.
+constexpr int skinny_copy_threads(bool is_b_fp8) { return is_b_fp8 ? 128 : 256; }
+constexpr int skinny_max_groups(int block_m, bool is_b_fp8) {
+  if (is_b_fp8) return block_m <= 16 ? 16 : block_m <= 32 ? 12 : 8;
+  return block_m <= 32 ? 8 : 4;
+}
 // Rows of a tile in shared memory lie an odd number of 16 bytes apart, in fp64 of 32: without bank conflicts.
 constexpr int skinny_row_bytes(DType dtype, bool is_k_major, int block_mn, int block_k) {
   const int bytes = (is_k_major ? block_k : block_mn) * int(size_of(dtype));
@@ -98,11 +100,10 @@ inline double model_microseconds(const SkinnyF64Costs& c, const GemmTask& task, 
 // so do other products of a batch.
 inline double model_microseconds(const SkinnyCosts& c, const GemmTask& task, const SkinnyPlan& plan, int num_sms,
                                  int copy_width) {
-  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(task.dtype, block_m);
+  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(task.dtype, block_m, false);
   const double k = double(plan.splits_chunks ? min_of(task.k, task.chunk_k) : task.k);
   const double bytes_a = 2 * k * double(task.m);
-  const int group = skinny_group(task.is_b_fp8, block_m);
-  const double bytes_b = (task.is_b_fp8 ? 1 : 2) * k * double(min_of(task.n, plan.groups * group));
+  const double bytes_b = 2 * k * double(min_of(task.n, plan.groups * kSkinnyGroup));
   const double narrow = copy_width == 16  ? 0
                         : copy_width == 8 ? c.copy_8.value
                         : copy_width == 4 ? c.copy_4.value
@@ -111,7 +112,7 @@ inline double model_microseconds(const SkinnyCosts& c, const GemmTask& task, con
   const double chain =
                    plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256.value : c.k_tile_128.value) + narrow * copies_a),
                copies = (bytes_a + bytes_b) / c.copied;
-  const double products = c.product * block_m * block_k * plan.num_k_tiles * plan.groups * group;
+  const double products = c.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
   const double unit = c.unit + (task.batch > 1 && copy_width < 16 ? c.narrow_unit.value : 0) +
                       std::max(std::max(chain, copies), products);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
@@ -124,28 +125,42 @@ inline double model_microseconds(const SkinnyCosts& c, const GemmTask& task, con
          (copy_width < 16 ? 0 : items_microseconds(c, task, plan, num_sms)) + (plan.splits_chunks ? c.split.value : 0);
 }
 
+// Microseconds beside a B of 8 bits: rounds of units, each of which takes as long as the slowest of a warp's chain of
+// instructions, the work of all warps, which widen what they multiply, and one multiprocessor's copies; or as the
+// memory takes for all of them.
+inline double model_microseconds(const SkinnyFp8Costs& c, const GemmTask& task, const SkinnyPlan& plan, int num_sms,
+                                 int copy_width) {
+  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(task.dtype, block_m, true);
+  const double k = double(plan.splits_chunks ? min_of(task.k, task.chunk_k) : task.k);
+  const double work = plan.groups * (c.group + c.eight_rows * block_m / 8);
+  const double copies = block_k * double(plan.cols + 2 * task.m) / c.copied;
+  const double k_tile = std::max<double>(std::max<double>(c.k_tile, work), copies) * (copy_width == 16 ? 1 : c.narrow);
+  const double shared = k * double(min_of(task.n, plan.cols)) / c.rate_b + 2 * k * double(task.m) / c.rate_a;
+  return c.start + rounds_microseconds(plan, num_sms, c.unit + plan.num_k_tiles * k_tile, shared) +
+         (plan.splits_chunks ? c.split.value : 0);
+}
+
 // Calls visit(plan) for each way to share out a problem.
 template <class Visit>
 void for_each_skinny_plan(const GemmTask& task, int num_sms, int64_t max_shared_bytes, const Visit& visit) {
+  const int64_t groups_n = ceil_div(task.n, kSkinnyGroup);
   const int64_t chunks = task.chunk_k < task.k ? ceil_div(task.k, task.chunk_k) : 1;
   const DType dtype = task.dtype;
-  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(dtype, block_m);
-  const int group = skinny_group(task.is_b_fp8, block_m);
-  const int64_t groups_n = ceil_div(task.n, group);
+  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(dtype, block_m, task.is_b_fp8);
   const int sum_bytes = dtype == DType::f64 ? 8 : 4;
   const double partial_bytes =
       double(sum_bytes) * double(chunks) * double(task.batch) * double(task.m) * double(task.n);
   const bool may_split = chunks > 1 && partial_bytes <= double(kSkinnyMaxPartialBytes);
   for (int splits = 0; splits <= int(may_split); ++splits) {
-    for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
+    for (int groups = 1; groups <= skinny_max_groups(block_m, task.is_b_fp8) && groups <= groups_n; ++groups) {
       SkinnyPlan plan{};
       plan.groups = groups;
       plan.splits_chunks = splits;
       plan.num_k_tiles = int(skinny_k_tiles(splits ? task.chunk_k : task.k, task.chunk_k, block_k));
       plan.stage_bytes =
           skinny_tile_bytes(dtype, task.a.is_k_major, block_m, block_k) +
-          skinny_tile_bytes(task.is_b_fp8 ? DType::e4m3 : dtype, task.b.is_k_major, groups * group, block_k);
-      const int fixed = groups * block_m * (group + 4) * sum_bytes;  // C on its way out
+          skinny_tile_bytes(task.is_b_fp8 ? DType::e4m3 : dtype, task.b.is_k_major, groups * kSkinnyGroup, block_k);
+      const int fixed = groups * block_m * (kSkinnyGroup + 4) * sum_bytes;  // C on its way out
       for (const int stages : kSkinnyStages) {
         if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
       }
@@ -153,7 +168,7 @@ void for_each_skinny_plan(const GemmTask& task, int num_sms, int64_t max_shared_
       plan.shared_bytes = plan.num_stages * plan.stage_bytes + fixed;
       plan.blocks_n = ceil_div(groups_n, groups);
       plan.num_chunks = splits ? chunks : 1;
-      plan.cols = groups * group;
+      plan.cols = groups * kSkinnyGroup;
       if (dtype == DType::f64) {
         // As many rounds of units, all of them full: few multiprocessors do not draw from memory what all do. In 16
         // bits the model was fitted to whole groups.

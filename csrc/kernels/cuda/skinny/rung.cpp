@@ -29,6 +29,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
     const auto& costs = costs_for(rows, chip, borrowed);
     for_each_skinny_launch(costs, problem, chip.num_cus, chip.max_shared_bytes, visit);
   };
+  if (mix_of(problem.gemm) == Mix::fp8_b) return show(kSkinnyFp8Costs, SkinnyFp8Costs{});
   problem.gemm.dtype_a == DType::f64 ? show(kSkinnyF64Costs, SkinnyF64Costs{}) : show(kSkinnyCosts, SkinnyCosts{});
 }
 
@@ -36,7 +37,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
   const int block_m = skinny_block_m(own.is_exchanged ? problem.gemm.n : problem.gemm.m);
   fields.add_tile("block", block_m, own.plan.cols);
-  fields.add("block_k", skinny_block_k(problem.gemm.dtype_a, block_m));
+  fields.add("block_k", skinny_block_k(problem.gemm.dtype_a, block_m, size_of(problem.gemm.dtype_b) == 1));
   fields.add("stages", own.plan.num_stages);
   fields.add_split_k(own.plan.num_chunks);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
