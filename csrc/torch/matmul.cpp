@@ -349,8 +349,15 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
     problem.scaling = Scaling::rows;
     problem.scale_a = problem.scale_b = {nullptr, 1, 0, 1};
   } else {
-    const auto of_dtype = [](at::ScalarType type) { return at::empty({0}, at::TensorOptions().dtype(type)); };
-    product_dtypes({"a", of_dtype(dtype)}, {"b", of_dtype(b_dtype.value_or(dtype))}, out_dtype).set(problem);
+    const auto of_dtype = [](at::ScalarType type) { return at::empty({0, 1}, at::TensorOptions().dtype(type)); };
+    const Tensor a = of_dtype(dtype), b = of_dtype(b_dtype.value_or(dtype));
+    if (fp8_dtype_of(b.scalar_type())) {
+      weight_only_dtypes(a, b, of_dtype(at::kFloat), {}, out_dtype.value_or(dtype)).set(problem);
+      problem.scaling = Scaling::rows;
+      problem.scale_b = {nullptr, 1, 0, 1};
+    } else {
+      product_dtypes({"a", a}, {"b", b}, out_dtype).set(problem);
+    }
   }
   problem.stride_am = layout[0] == 'N' ? k : 1;
   problem.stride_ak = layout[0] == 'N' ? 1 : m;
