@@ -5,17 +5,21 @@
 large, few: scales by row and, for many rows, by tensor; torch's arms are its slow (exact) and its fast accumulation,
 and bf16 is our product in bfloat16. blocks: scales of 1 x 128 and 128 x 128, and of 1 x 128 twice; torch's arm is
 F.scaled_mm, where that has the recipe. unaligned: n and k that are no multiples of 16, and the four layouts, most of
-which torch refuses; the ratio is to ours on aligned rows, by flops. layers: TiledLinear forward and backward, with
-quantisation. llama: a training step of a small model of Llama's kind, tokens at random. errors: relative Frobenius
-norms of the error against float64 of what the operands stand for; "wide" is that of our bfloat16 product of what was
-quantised, and "whole" that of ours with what quantisation loses. Quantisation alone is bench_quantize.py's.
+which torch refuses; the ratio is to ours on aligned rows, by flops. weight_only: a weight of 8 bits beside rows of 16,
+and on a CPU of 32 bits; bf16 or fp32 is our product with the weight in the rows' dtype, torch is its own. layers:
+TiledLinear forward and backward, with quantisation. llama: a training step of a small model of Llama's kind, tokens at
+random. errors: relative Frobenius norms of the error against float64 of what the operands stand for; "wide" is that of
+our bfloat16 product of what was quantised, and "whole" that of ours with what quantisation loses. Quantisation alone is
+bench_quantize.py's.
 
-Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call. Ratios above 1: ours is
-faster than the arm of that name.
+Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call. On a CPU the weights of
+weight_only come from memory: as many copies take turns as no cache holds. Ratios above 1: ours is faster than the arm
+of that name.
 """
 
 import argparse
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -33,12 +37,15 @@ E4M3 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
 # (n, k) of DeepSeek-V3's layers, and of a square and Llama's feed-forward; (m, n, k).
 DEEPSEEK = ((2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (32768, 512), (7168, 2048))
+FEW = (1, 2, 4, 8, 16, 32, 64)  # rows beside a weight of 8 bits, whose (n, k) are given
+FAR_BYTES = 1 << 30  # of the copies of a weight that take turns on a CPU
 SIZES = {
     "cuda": {
         "large": tuple((4096, *own) for own in DEEPSEEK[:4]) + ((8192, 4096, 4096), (4096, 14336, 4096)),
         "few": tuple((m, *own) for own in DEEPSEEK for m in (1, 16, 64, 128)),
         "blocks": tuple((m, *own) for m in (64, 128, 4096) for own in DEEPSEEK),
         "unaligned": ((4096, 4096, 7168), (4096, 4095, 7168), (4096, 4096, 7167), (4096, 4097, 7169), (999, 2047, 909)),
+        "weight_only": ((4096, 4096), (14336, 4096), (4096, 14336), (7168, 2048), (2112, 7168), (24576, 1536)),
         "layers": ((8192, 4096, 4096), (8192, 2048, 2048), (8192, 14336, 4096)),
     },
     "cpu": {
@@ -46,12 +53,13 @@ SIZES = {
         "few": ((1, 264, 512), (16, 264, 512)),
         "blocks": ((64, 256, 512),),
         "unaligned": ((64, 256, 512), (64, 255, 511)),
+        "weight_only": ((4096, 4096), (11008, 4096), (4096, 11008), (2048, 2048)),
         "layers": ((64, 128, 256),),
     },
 }  # fmt: skip
 DEPTHS = {"cuda": (1024, 4096, 16384, 65536), "cpu": (256, 1024)}
 LLAMA = {"cuda": (2048, 4, 8192, 2048), "cpu": (64, 2, 64, 32)}  # width, layers, tokens, tokens of a sequence
-FAMILIES = ("large", "few", "blocks", "unaligned", "layers", "llama", "errors")
+FAMILIES = ("large", "few", "blocks", "unaligned", "weight_only", "layers", "llama", "errors")
 LAYERS = {"fp8_row": "wide", "fp8_row_fp8": "fp8", "fp8_block": "wide", "fp8_block_fp8": "fp8"}  # weight_grad
 
 
@@ -69,7 +77,7 @@ def time_row(row: dict, arms: Arms, device: str, flops: float = 0, seconds: floa
     if device == "cuda":
         times = time_on_gpu(arms, seconds=seconds, most_samples=25)
     else:
-        times = time_arms(arms, seconds=0.1)
+        times = time_arms(arms, seconds=max(seconds, 0.1))
     micros = {name: round(time.median * 1e6, 1) for name, time in times.items()}
     ours = micros["ours"]
     found = {f"{name}_over_ours": round(us / ours, 3) for name, us in micros.items() if name != "ours"}
@@ -167,6 +175,32 @@ def unaligned(device: str) -> Iterator[dict]:
             found = time_row(row, arms, device, 2.0 * m * n * k)
             best = best or found["tflops"]  # the first one is aligned
             yield {**found, "of_aligned": round(found["tflops"] / best, 3) if best else 0.0}
+
+
+def in_turns(weight: Tensor, device: str) -> Callable[[], Tensor]:
+    """Copies of a weight, one after the other."""
+    count = -(-FAR_BYTES // weight.nbytes) if device == "cpu" else 1
+    copies = itertools.cycle([weight.clone() for _ in range(count)])
+    return lambda: next(copies)
+
+
+def weight_only_arms(x: Tensor, narrow: Callable[[], Tensor], scale: Tensor, wide: Callable[[], Tensor]) -> Arms:
+    return {
+        "ours": lambda: torch.ops.tiledmm._weight_only(x, narrow(), scale, None, out_dtype=x.dtype),
+        "bf16" if x.dtype == BF16 else "fp32": lambda: torch_tiledmm.linear(x, wide()),
+        "torch": lambda: F.linear(x, wide()),
+    }
+
+
+def weight_only(device: str) -> Iterator[dict]:
+    for dtype in (BF16,) if device == "cuda" else (BF16, torch.float32):
+        for n, k in SIZES[device]["weight_only"]:
+            q, scale = quantize_rows(torch.randn(n, k, device=device, dtype=dtype) * k**-0.5)
+            narrow, wide = in_turns(q, device), in_turns((q.float() * scale).to(dtype), device)
+            for m in FEW:
+                arms = weight_only_arms(torch.randn(m, k, device=device, dtype=dtype), narrow, scale, wide)
+                row = {"family": "weight_only", "recipe": str(dtype).split(".")[1], "m": m, "n": n, "k": k}
+                yield time_row(row, arms, device, 2.0 * m * n * k, seconds=0.05 if device == "cuda" else 0.6)
 
 
 def training_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
@@ -301,7 +335,8 @@ def measure(family: str, args: argparse.Namespace) -> Iterator[dict]:
         return products(family, ("row",), args.device)
     if family == "llama":
         return llama(args.device, args.width)
-    return {"blocks": blocks, "unaligned": unaligned, "layers": layers, "errors": errors}[family](args.device)
+    own = {"blocks": blocks, "unaligned": unaligned, "weight_only": weight_only, "layers": layers, "errors": errors}
+    return own[family](args.device)
 
 
 def summary(rows: list[dict]) -> Iterator[str]:

@@ -258,10 +258,10 @@ def explain(
     that of a mean group is explained, on one thread unless it is large. On GPUs, tf32 is considered where torch's
     fp32_precision allows it. Nothing is computed.
 
-    e4m3 and e5m2 (torch.float8_e4m3fn, torch.float8_e5m2) are dtypes of A and B alone, in any mix: the product is that
-    of `scaled_matmul` with a scale for each row and column, which has no batch and no groups, and a result in bf16 by
-    default. Where no kernel reads 8 bits, the choice is empty, and the reason says what is computed instead. With e4m3
-    of B alone it is the product of `QuantizedLinear` by "fp8_weight_only", whose B has a scale for each column.
+    e4m3 and e5m2 (torch.float8_e4m3fn, torch.float8_e5m2) are dtypes of operands alone. Of A and B, in any mix: the
+    product is that of `scaled_matmul` with a scale for each row and column, which has no batch and no groups, and a
+    result in bf16 by default. Of B alone: it is that of a layer of recipe "fp8_weight_only". Where no kernel reads 8
+    bits, the choice is empty, and the reason says what is computed instead.
 
     Of operands of two dtypes on a GPU these are the kernels that convert as they load. By "auto" the operators convert
     what has 16 bits first: what they compute then is the product in fp32, by "split" where n is at least 256.

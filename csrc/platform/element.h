@@ -6,6 +6,7 @@
 
 #include "core/math.h"
 #include "core/problem.h"
+#include "platform/float8.h"
 #include "platform/vector_math.h"
 
 namespace tiledmm {
@@ -36,6 +37,10 @@ template <>
 struct ElementTraits<BFloat16> {
   using Acc = float;
 };
+template <>
+struct ElementTraits<E4m3> {
+  using Acc = float;
+};
 // What products of T are summed in.
 template <class T>
 using Acc = typename ElementTraits<T>::Acc;
@@ -44,6 +49,7 @@ static inline float to_acc(float value) { return value; }
 static inline double to_acc(double value) { return value; }
 static inline float to_acc(Half value) { return half_to_float(value.bits); }
 static inline float to_acc(BFloat16 value) { return bf16_to_float(value.bits); }
+[[maybe_unused]] static inline float to_acc(E4m3 value) { return e4m3_to_float(value.bits); }
 
 template <class T>
 static inline T from_acc(Acc<T> value) {
@@ -66,6 +72,8 @@ template <>
 inline constexpr DType kDTypeOf<Half> = DType::f16;
 template <>
 inline constexpr DType kDTypeOf<BFloat16> = DType::bf16;
+template <>
+inline constexpr DType kDTypeOf<E4m3> = DType::e4m3;
 
 template <DType DTYPE>
 using ElementOf = std::tuple_element_t<size_t(DTYPE), std::tuple<float, double, Half, BFloat16>>;

@@ -344,19 +344,20 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.m = m;
   problem.n = n;
   problem.k = k;
-  if (b_dtype && fp8_dtype_of(*b_dtype) && dtype_of(dtype)) {
-    const auto of_dtype = [](at::ScalarType type) { return at::empty({0, 0}, at::TensorOptions().dtype(type)); };
-    const Tensor scale = at::empty({0, 1});
-    weight_only_dtypes(of_dtype(dtype), of_dtype(*b_dtype), scale, std::nullopt, out_dtype.value_or(dtype)).set(problem);
-    problem.scaling = Scaling::rows;
-    problem.scale_b = {nullptr, 1, 0, 1};
-  } else if (fp8_dtype_of(dtype)) {
+  if (fp8_dtype_of(dtype)) {
     scaled_dtypes(dtype, b_dtype.value_or(dtype), out_dtype).set(problem);
     problem.scaling = Scaling::rows;
     problem.scale_a = problem.scale_b = {nullptr, 1, 0, 1};
   } else {
-    const auto of_dtype = [](at::ScalarType type) { return at::empty({0}, at::TensorOptions().dtype(type)); };
-    product_dtypes({"a", of_dtype(dtype)}, {"b", of_dtype(b_dtype.value_or(dtype))}, out_dtype).set(problem);
+    const auto of_dtype = [](at::ScalarType type) { return at::empty({0, 1}, at::TensorOptions().dtype(type)); };
+    const Tensor a = of_dtype(dtype), b = of_dtype(b_dtype.value_or(dtype));
+    if (fp8_dtype_of(b.scalar_type())) {
+      weight_only_dtypes(a, b, of_dtype(at::kFloat), {}, out_dtype.value_or(dtype)).set(problem);
+      problem.scaling = Scaling::rows;
+      problem.scale_b = {nullptr, 1, 0, 1};
+    } else {
+      product_dtypes({"a", a}, {"b", b}, out_dtype).set(problem);
+    }
   }
   problem.stride_am = layout[0] == 'N' ? k : 1;
   problem.stride_ak = layout[0] == 'N' ? 1 : m;

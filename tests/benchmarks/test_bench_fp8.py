@@ -18,7 +18,7 @@ def bench(monkeypatch):
     import bench_fp8
 
     monkeypatch.setattr(bench_fp8, "describe_run", lambda *_: {"commit": "0123456789ab"})
-    times = {"ours": 2.0, "slow": 3.0, "fast": 1.0, "bf16": 4.0, "torch": 5.0}
+    times = {"ours": 2.0, "slow": 3.0, "fast": 1.0, "bf16": 4.0, "fp32": 4.0, "torch": 5.0}
 
     def time_arms(arms, seconds):
         for arm in arms.values():
@@ -26,6 +26,8 @@ def bench(monkeypatch):
         return {name: Timing(times[name] * 1e-6, 0.0, 0.0, 1) for name in arms}
 
     monkeypatch.setattr(bench_fp8, "time_arms", time_arms)
+    monkeypatch.setitem(bench_fp8.SIZES["cpu"], "weight_only", ((24, 40),))
+    monkeypatch.setattr(bench_fp8, "FAR_BYTES", 24 * 40 * 3)
     return bench_fp8
 
 
@@ -44,6 +46,10 @@ def test_all_families(bench, monkeypatch, tmp_path, capsys):
     assert any(row.get("slow_over_ours") == 1.5 for row in of["large"])
     assert [row["layout"] for row in of["unaligned"]] == ["NT", "NN", "TN", "TT"] * 2
     assert [row["of_aligned"] for row in of["unaligned"]] == [1.0] * 4 + [round(8.3 / 8.4, 3)] * 4
+    assert [(row["recipe"], row["m"]) for row in of["weight_only"]] == [
+        (dtype, m) for dtype in ("bfloat16", "float32") for m in bench.FEW
+    ]
+    assert all(row["torch_over_ours"] == 2.5 for row in of["weight_only"])
     assert [row["arm"] for row in of["layers"]] == [row["arm"] for row in of["llama"]] == list(bench.LAYERS)
     assert all(row["torch_over_ours"] == 2.5 for row in of["layers"] + of["llama"])
     out = capsys.readouterr().out
@@ -58,3 +64,10 @@ def test_errors(bench):
         assert 0.001 < row["whole_error"] < 0.1
     exact = torch.ones(3, dtype=torch.float64)
     assert bench.relative_error(torch.tensor([1.0, 1.0, 1.5]), exact) == 0.289
+
+
+def test_copies_take_turns(bench):
+    weight = torch.randn(24, 40).to(torch.float8_e4m3fn)
+    of_cpu, of_gpu = bench.in_turns(weight, "cpu"), bench.in_turns(weight, "cuda")
+    assert len({of_cpu().data_ptr() for _ in range(9)}) == 3 and len({of_gpu().data_ptr() for _ in range(9)}) == 1
+    assert of_cpu().float().equal(weight.float())

@@ -1,7 +1,9 @@
 """Scaled products of operands of 8 bits: values of all recipes, bits, what is refused, transforms, the mode.
 
 Planted bugs that these tests caught: blocks of 127 elements of k; b's scales left out; the scale of a's first 128 rows
-for all; the bias after the activation; a result rounded before the bias or the activation.
+for all; the bias after the activation; a result rounded before the bias or the activation. With 8 bits on one side:
+the first column's scale for all of a vector; NaN of e4m3 taken for 480; the last elements of k left out; denormal
+numbers of e4m3 flushed where the processor flushes those of fp32; no sign in a packet's upper half.
 """
 
 import itertools
@@ -332,8 +334,10 @@ def test_explain_and_info():
         assert explained.problem["out_dtype"] == "bf16" and explained.choice == ""
         assert "converts its operands to bf16" in str(explained)
         assert all(not candidate.legal and candidate.reason for candidate in explained.candidates)
+    explained = torch_tiledmm.explain(64, 4096, 4096, "fp16", b_dtype="e5m2", out_dtype="bf16")
+    assert explained.choice == "" and "converted to A's dtype first" in str(explained)
     assert torch_tiledmm.explain(6, 9, 9, E4M3, out_dtype="fp32").problem["out_dtype"] == "fp32"
-    for options in ({"dtype": "e4m3", "b_dtype": "bf16"}, {"dtype": "bf16", "b_dtype": "e4m3"},
+    for options in ({"dtype": "e4m3", "b_dtype": "bf16"}, {"dtype": "fp64", "b_dtype": "e4m3"},
                     {"dtype": "e4m3", "out_dtype": "fp64"}):  # fmt: skip
         with pytest.raises(TypeError, match="accepted are"):
             torch_tiledmm.explain(6, 9, 9, **options)
@@ -406,3 +410,116 @@ def test_widened_elements_are_exact(of, dtype):
         assert wide.dtype == dtype and wide.shape == x.shape
         torch.testing.assert_close(wide, x.to(dtype), rtol=0, atol=0, equal_nan=True)
     torch.library.opcheck(torch.ops.tiledmm._widen_float8.default, (x, dtype), test_utils="test_faketensor")
+
+
+# ---- 8 bits on one side: _weight_only
+
+WEIGHT_ONLY = torch.ops.tiledmm._weight_only.default
+WIDE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def widened_product(x, q, scale, bias=None, *, out_dtype=torch.float32, activation="none", algorithm="auto"):
+    """By the weight in the dtype of x, which holds it exactly; then scales, bias, activation and one rounding."""
+    wide = torch.ops.tiledmm._widen_float8(q, x.dtype)
+    sums = matmul(x, wide.mT, algorithm=algorithm, out_dtype=torch.float32) * scale.mT
+    if bias is not None:
+        sums += bias.to(out_dtype)
+    if activation != "none":
+        sums = torch.ops.tiledmm.activate(sums, activation)
+    return sums.to(out_dtype)
+
+
+def weight_operands(m, n, k, dtype, layout="N"):
+    """x, a weight among others in memory, and its scales, whose sums are of mean size 1."""
+    memory = torch.randn(n + 2, k + 5) if layout == "N" else torch.randn(k + 5, n + 2).mT
+    q = memory.to(E4M3)[1 : 1 + n, 3 : 3 + k]
+    return torch.randn(m, k).to(dtype), q, random_scale((n, 1)) * max(k, 1) ** -0.5
+
+
+def algorithms_of_one_order(dtype):
+    """Where AMX multiplies fp16, a B of 8 bits beside it is multiplied by vector instructions."""
+    return ("register_tiled",) if dtype == torch.float16 else ("auto", "register_tiled")
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("k", [0, 1, 15, 127, 128, 131, 1000])
+def test_weight_only_bits(k, dtype):
+    epilogues = itertools.cycle(itertools.product(OUT_DTYPES, ACTIVATIONS, (False, True)))
+    for m, (n, layout) in itertools.product((0, 1, 2, 3, 7, 16, 17, 33), ((1, "N"), (77, "N"), (45, "T"))):
+        given = weight_operands(m, n, k, dtype, layout)
+        for algorithm, (out_dtype, activation, has_bias) in zip(
+            algorithms_of_one_order(dtype), epilogues, strict=False
+        ):
+            bias = torch.randn(2 * n)[::2].to(out_dtype) if has_bias else None
+            options = {"out_dtype": out_dtype, "activation": activation, "algorithm": algorithm}
+            out = WEIGHT_ONLY(*given, bias, **options)
+            assert out.is_contiguous() and out.dtype == out_dtype
+            assert_same_bits(out, widened_product(*given, bias, **options), m, n, layout, options)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_weight_only_bits_of_a_row(dtype):
+    """Whatever the number of rows, and of threads: chunks of k side by side, columns of one set of a cache."""
+    for n, k in ((77, 391), (24, 5001), (40, 4096)):
+        x, q, scale = weight_operands(70, n, k, dtype)
+        given = q, scale, torch.randn(n).bfloat16()
+        options = {"out_dtype": torch.bfloat16, "activation": "silu"}
+        whole = WEIGHT_ONLY(x, *given, **options)
+        for algorithm in algorithms_of_one_order(dtype):
+            own = {**options, "algorithm": algorithm}
+            assert_same_bits(WEIGHT_ONLY(x, *given, **own), widened_product(x, *given, **own))
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 33, 64, 69):
+                assert_same_bits(WEIGHT_ONLY(x[m // 3 : m // 3 + m], *given, **options), whole[m // 3 : m // 3 + m])
+
+
+@pytest.mark.parametrize("flushes", [False, True], ids=["", "flush denormal"])
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_weight_only_has_every_number(dtype, flushes):
+    """One of each in a row of zeros, at every place of a packet; NaN stays NaN, in its column alone."""
+    k = 300
+    numbers = torch.arange(256, dtype=torch.uint8)
+    places = torch.arange(256) * 7 % k
+    expected, of_e5m2 = numbers.view(E4M3).float(), numbers.view(E5M2).float()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(flushes)
+    try:
+        for place in (0, 1, 150):
+            bits = torch.zeros(256, k, dtype=torch.uint8)
+            bits[torch.arange(256), (places + place) % k] = numbers
+            for q in (bits.view(E4M3), bits.mT.contiguous().view(E4M3).mT):
+                for m in (1, 2, 5, 17, 40):
+                    out = WEIGHT_ONLY(
+                        torch.ones(m, k, dtype=dtype), q, torch.ones(256, 1), None, out_dtype=torch.float32
+                    )
+                    assert_same_bits(out, (0 + expected).expand(m, 256).contiguous(), m)  # a sum has no negative zero
+        for of, values in ((E4M3, expected), (E5M2, of_e5m2)):
+            assert_same_bits(torch.ops.tiledmm._widen_float8(numbers.view(of), dtype), values.to(dtype))
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_weight_only_with_scales_of_any_strides_and_values():
+    x, q, _ = weight_operands(5, 77, 200, torch.bfloat16)
+    scales = torch.randn(77, 3)
+    scales[3, 1], scales[9, 1], scales[70, 1] = torch.inf, torch.nan, 0
+    for scale in (scales[:, 1:2], scales[:, :1].contiguous(), scales[:1, :1].expand(77, 1)):
+        out = WEIGHT_ONLY(x, q, scale, None, out_dtype=torch.float32)
+        assert_same_bits(out, widened_product(x, q, scale))
+    x[2, 0] = torch.inf
+    x[3, 5] = torch.nan
+    assert_same_bits(WEIGHT_ONLY(x, q, scale, None, out_dtype=torch.float32), widened_product(x, q, scale))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("isa", ["portable", "neon", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16"])
+def test_weight_only_takes_one_order_for_any_number_of_rows(isa, dtype):
+    for n, k in ((4096, 4096), (11008, 4096), (1, 1), (77, 391)):
+        answers = [
+            torch_tiledmm.explain(m, n, k, dtype, b_dtype="e4m3", device=f"cpu:{isa}")
+            for m in (1, 2, 8, 9, 16, 64, 300, 4096)
+        ]
+        assert len({answer.order for answer in answers}) == 1
+        expected = "amx" if isa.startswith("amx") and dtype == "bf16" else "register_tiled"
+        assert answers[0].choice.split(".")[0] == expected

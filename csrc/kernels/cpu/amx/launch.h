@@ -54,10 +54,10 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                   char* panel = panels + idx / packing_tasks * panel_bytes;
                   const int64_t task = idx % packing_tasks;
                   if (task < packing_a.num_tasks) {
-                    const LaneView view{static_cast<const uint16_t*>(item.a), item.stride_am, item.stride_ak};
+                    const LaneView view{item.a, item.stride_am, item.stride_ak, size_of(item.dtype_a)};
                     packing_a.template run<true>(task, view, panel);
                   } else {
-                    const LaneView view{static_cast<const uint16_t*>(item.b), item.stride_bn, item.stride_bk};
+                    const LaneView view{item.b, item.stride_bn, item.stride_bk, size_of(item.dtype_b)};
                     packing_b.template run<false>(task - packing_a.num_tasks, view, panel + packing_a.bytes());
                   }
                 });

@@ -1,6 +1,7 @@
-// Packing of 16-bit operands for the tiles. A lane is a row of A or a column of B. A unit is 32 lanes by 32 of k, two
-// tiles: as a row operand each lane's 32 elements side by side, as a column operand [16 pairs along k][16 lanes][2].
-// Lanes and k beyond the operand are zero in both operands, so that nothing they are multiplied with counts.
+// Packing of 16-bit operands for the tiles, and of e4m3, which becomes bf16. A lane is a row of A or a column of B. A
+// unit is 32 lanes by 32 of k, two tiles: as a row operand each lane's 32 elements side by side, as a column operand
+// [16 pairs along k][16 lanes][2]. Lanes and k beyond the operand are zero in both operands, so that nothing they are
+// multiplied with counts.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +23,13 @@ typedef Reg<uint16_t, 64> Elements;
 
 // A or B^T of one product: its lanes.
 struct LaneView {
-  const uint16_t* data;
-  int64_t stride_lane, stride_k;
+  const void* data;
+  int64_t stride_lane, stride_k, element_bytes;
 
-  const uint16_t* at(int64_t lane, int64_t k) const { return data + lane * stride_lane + k * stride_k; }
+  template <class T = uint16_t>
+  const T* at(int64_t lane, int64_t k) const {
+    return static_cast<const T*>(data) + lane * stride_lane + k * stride_k;
+  }
 };
 
 // The first `count` of 32 elements, 0 <= count <= 32; the others are 0 and their memory is not touched.
@@ -139,6 +143,61 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
   copy_unit<FOR_ROWS>(near[0], kTileK, lanes, to);
 }
 
+// Two rows of 32 numbers of e4m3, as bf16 one after the other.
+TILEDMM_INLINE void widen_two(const uint8_t* a, const uint8_t* b, char* to) {
+  Reg<uint8_t> first, second;
+#if TILEDMM_VECTOR_BYTES == 64
+  // 8 numbers of either in turns, so that the first halves of packets are those of one.
+  const __m512i in_turns = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
+  widen_e4m3((Reg<uint8_t>)_mm512_permutex2var_epi64(_mm512_castsi256_si512(load_as<__m256i>(a)), in_turns,
+                                                     _mm512_castsi256_si512(load_as<__m256i>(b))),
+             first, second);
+  store(to, first), store(to + sizeof first, second);
+#else
+  for (const uint8_t* from : {a, b}) {
+    widen_e4m3((Reg<uint8_t>)_mm256_permute4x64_epi64(load_as<__m256i>(from), 0xd8), first, second);
+    store(to, first), store(to + sizeof first, second);
+    to += 2 * sizeof first;
+  }
+#endif
+}
+
+// pack_unit for e4m3. Of lanes that are contiguous along k what comes `ahead` elements later is fetched; 0: nothing.
+template <bool FOR_ROWS>
+__attribute__((noinline)) void pack_widened_unit(const LaneView& view, int64_t lane, int64_t k, int64_t lanes,
+                                                 int64_t depth, char* to, int64_t ahead) {
+  const bool is_along_k = view.stride_k == 1 || view.stride_lane != 1;
+  const int64_t rows = is_along_k ? lanes : depth, count = is_along_k ? depth : lanes;
+  const int64_t step = is_along_k ? view.stride_k : 1;
+  int64_t stride_row = is_along_k ? view.stride_lane : view.stride_k;
+  const uint8_t* from = view.at<uint8_t>(lane, k);
+  for (int64_t i = 0; i < rows && ahead > 0; ++i) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from + i * stride_row) + ahead, 0, 2);
+  }
+  alignas(64) uint8_t edge[kUnitLanes][kTileK];
+  if (count < kTileK || step != 1) {
+    std::memset(edge, 0, sizeof edge);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t e = 0; e < count; ++e) edge[i][e] = from[i * stride_row + e * step];
+    }
+    from = edge[0], stride_row = kTileK;
+  }
+  const bool is_direct = FOR_ROWS && is_along_k;
+  alignas(64) char near[kUnitBytes];
+  char* const wide = is_direct ? to : near;
+  for (int64_t i = 0; i < rows; i += 2) {
+    widen_two(from + i * stride_row, from + min_of(i + 1, rows - 1) * stride_row, wide + i * kTileRowBytes);
+  }
+  if (is_direct) {
+    const int64_t rows_left = round_up(rows, kTileRows) - rows;
+    std::memset(to + rows * kTileRowBytes, 0, size_t(rows_left) * kTileRowBytes);
+  } else if (is_along_k) {
+    pack_unit<FOR_ROWS>({near, kTileK, 1, 2}, 0, 0, lanes, kTileK, to);
+  } else {
+    pack_unit<FOR_ROWS>({near, 1, kUnitLanes, 2}, 0, 0, lanes, depth, to);
+  }
+}
+
 // Asks for the rows of the unit that follows along k, whose lanes are neighbours in memory. It need not exist.
 TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k) {
   const auto from = reinterpret_cast<uintptr_t>(view.data) + uintptr_t(lane + k * view.stride_k) * 2;
@@ -149,11 +208,13 @@ TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k)
 
 constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
 
-// Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][unit]; k = 0 is one step of zeros.
+// Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][unit]; k = 0 is one step of zeros. What comes
+// `rows_ahead` of k later is fetched; 0: nothing.
 template <bool FOR_ROWS>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
                  int64_t strip_bytes, int64_t rows_ahead = 0) {
-  const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
+  const bool is_widened = view.element_bytes == 1;
+  const bool is_wide = !is_widened && view.stride_k != 1 && view.stride_lane == 1;
   const int64_t group = is_wide ? kGroupLanes : kUnitLanes, steps = num_steps(depth);
   for (int64_t first = 0; first < lanes; first += group) {
     for (int64_t step = 0; step < steps; ++step) {
@@ -167,9 +228,14 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
       }
       for (; i < end; i += kUnitLanes) {
         if (is_wide) prefetch_unit(view, lane + i, step_k + kTileK);
-        pack_unit<FOR_ROWS>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
-                            min_of(kTileK, depth - step * kTileK),
-                            to + i / kUnitLanes * strip_bytes + step * kUnitBytes);
+        const int64_t unit_lanes = min_of(kUnitLanes, lanes - i), unit_depth = min_of(kTileK, depth - step * kTileK);
+        char* const unit = to + i / kUnitLanes * strip_bytes + step * kUnitBytes;
+        if (is_widened && unit_depth > 0) {
+          pack_widened_unit<FOR_ROWS>(view, lane + i, step_k, unit_lanes, unit_depth, unit,
+                                      step % 2 == 0 ? rows_ahead : 0);  // a line has two units
+        } else {
+          pack_unit<FOR_ROWS>(view, lane + i, step_k, unit_lanes, unit_depth, unit);
+        }
       }
     }
   }

@@ -53,11 +53,12 @@ struct AmxPlan {
 // One operand: lanes of k elements (pack.h).
 struct AmxOperand {
   int64_t lanes, stride_lane, stride_k;
+  bool is_widened;  // from 8 bits, as it is packed
 };
 
 // Cycles for 32 lanes by 32 of k, as measured in whole products: short runs of memory are what they take longest for.
 constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
-  if (operand.stride_k == 1) return for_rows ? 100 : 300;
+  if (operand.stride_k == 1) return (for_rows ? 100 : 300) + (operand.is_widened ? 150 : 0);
   if (operand.stride_lane == 1) return for_rows ? 500 : 250;
   return 2000;
 }
@@ -71,7 +72,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
 // Whether all rows of all items begin at a multiple of a cache line: else every row of a tile is two of them.
 [[maybe_unused]] bool lies_on_lines(const GemmProblem& p, const void* data, const AmxOperand& operand,
                                     int64_t BatchDim::* batch_stride) {
-  bool result = operand.stride_k == 1 && reinterpret_cast<uintptr_t>(data) % 64 == 0 &&
+  bool result = operand.stride_k == 1 && !operand.is_widened && reinterpret_cast<uintptr_t>(data) % 64 == 0 &&
                 operand.stride_lane % kAmxLineElements == 0 && p.k % kAmxLineElements == 0 && p.k > 0;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     result = result && p.batch_dims[d].*batch_stride % kAmxLineElements == 0;
@@ -143,14 +144,14 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
 [[maybe_unused]] bool is_short_k(const GemmProblem& p, bool is_exchanged) {
   const int64_t stride_b = is_exchanged ? p.stride_am : p.stride_bn,
                 stride_c = is_exchanged ? p.stride_cm : p.stride_cn;
-  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && is_plain(p) && p.dtype_c == p.dtype_a &&
-         (is_exchanged ? p.m : p.n) > kAmxStrip;
+  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && is_plain(p) && p.dtype_b == p.dtype_a &&
+         p.dtype_c == p.dtype_a && (is_exchanged ? p.m : p.n) > kAmxStrip;
 }
 
 [[maybe_unused]] AmxPlan choose_amx_plan(const FoldedProblem& problem, int64_t num_threads) {
   const GemmProblem& p = problem.gemm;
   AmxPlan plan{};
-  AmxOperand a{p.m, p.stride_am, p.stride_ak}, b{p.n, p.stride_bn, p.stride_bk};
+  AmxOperand a{p.m, p.stride_am, p.stride_ak, false}, b{p.n, p.stride_bn, p.stride_bk, size_of(p.dtype_b) == 1};
   const bool in_place_a = lies_on_lines(p, p.a, a, &BatchDim::stride_a);
   const bool in_place_b = lies_on_lines(p, p.b, b, &BatchDim::stride_b);
   // Either operand can be that of the rows, with the same bits: the one for which less is packed. A column-major C
@@ -173,7 +174,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
   if (a.lanes < kAmxStrip) {
     // Tiles have no more rows than A (tiles_of_rows): those of whole steps are loaded where they lie, wherever they
     // begin.
-    plan.is_a_in_place = a.stride_k == 1 && p.k > 0 && p.k % kAmxStep == 0 && !has_bad_pitch(a);
+    plan.is_a_in_place = a.stride_k == 1 && !a.is_widened && p.k > 0 && p.k % kAmxStep == 0 && !has_bad_pitch(a);
   }
 
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;

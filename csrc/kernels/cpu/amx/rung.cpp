@@ -17,8 +17,9 @@ const char* refuse_chip(const Chip& chip) {
 }
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  const bool lacks_dtype = problem.gemm.dtype_a == DType::f16 && chip.arch < int(Isa::amx_fp16);
-  return lacks_dtype ? "the CPU's AMX has no fp16" : nullptr;
+  if (problem.gemm.dtype_a != DType::f16) return nullptr;
+  if (problem.gemm.dtype_b == DType::e4m3) return "its B of 8 bits is widened to bf16";
+  return chip.arch < int(Isa::amx_fp16) ? "the CPU's AMX has no fp16" : nullptr;
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -48,7 +49,8 @@ const Rung amx_rung = {
               .num_dtypes = 2,
               .served = "the tile instructions multiply bf16 and fp16",
               .wide_result = true,
-              .kept_sum = true},
+              .kept_sum = true,
+              .fp8_b = true},
     .refuse_chip = refuse_chip,
     .refuse = refuse,
     .for_each_plan = for_each_plan,

@@ -60,8 +60,8 @@ class BlockTask {
         parts_(parts),
         is_packed_(is_packed),
         output_(item),
-        rows_{static_cast<const uint16_t*>(item.a), item.stride_am, item.stride_ak},
-        cols_{static_cast<const uint16_t*>(item.b), item.stride_bn, item.stride_bk} {
+        rows_{item.a, item.stride_am, item.stride_ak, size_of(item.dtype_a)},
+        cols_{item.b, item.stride_bn, item.stride_bk, size_of(item.dtype_b)} {
     const TaskWorkspace sizes(plan, item.k);
     panel_a_ = workspace;
     panel_b_ = panel_a_ + sizes.panel_a;
@@ -196,7 +196,8 @@ class BlockTask {
     TileMultiplier multiplier(output_);
     const char* b = shared_.b ? shared_.b : panel_b_;
     if (!shared_.b && !is_packed_) pack_strips<false>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
-    const bool two_cols = has_two_tiles(num_cols_);
+    const bool two_cols = has_two_tiles(num_cols_), is_widened = rows_.element_bytes == 1;
+    const int64_t ahead = is_widened && item_.m * item_.k >= kAmxFarBytes ? kWidenedAhead : 0;
     int64_t buffer = 0;
     for (int64_t i = 0; i < num_rows_; i += kAmxStrip) {
       const int64_t lanes = min_of(kAmxStrip, num_rows_ - i);
@@ -206,12 +207,13 @@ class BlockTask {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
         const Target target = target_at(i, 0, k == 0, k + depth >= item_.k, totals_);
         float* to = target.kind == Target::Kind::none ? totals_ : finished_ + (buffer ^= 1) * kTileFloats;
-        const int64_t block_steps = in_place ? kChunkSteps : kBlockSteps;
+        const int64_t block_steps = in_place ? kChunkSteps : is_widened ? kWidenedSteps : kBlockSteps;
         for (int64_t step = 0; step < steps; step += block_steps) {
           const int64_t count = min_of(block_steps, steps - step), block_k = k + step * kTileK;
           const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : packed_rows(panel_a_);
           if (!in_place) {
-            pack_strips<true>(rows_, row_ + i, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_a_, 0);
+            pack_strips<true>(rows_, row_ + i, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_a_, 0,
+                              ahead);
           }
           const char* columns = b + strip_offset(block_k);
           if (step == 0) {

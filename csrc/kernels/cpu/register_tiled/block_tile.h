@@ -24,7 +24,8 @@ struct BlockTile {
   static constexpr int kLanes = Config<Op>::kLanes;
   static constexpr int kThreadN = Config<Op>::kThreadN;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
-  static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
+  static constexpr bool kIsB8Bits = sizeof(T) == 1;  // beside an A that has more
+  static constexpr int64_t kShortColumns = 2048;     // columns of B that short_k packs at a time
   // Words of k that one pass of stream_rows takes along: two vectors of each are in registers.
   static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;
   // Columns of B, contiguous along n, that are packed at a time.
@@ -43,6 +44,7 @@ struct BlockTile {
   bool is_finished;               // the last chunk is followed by the epilogue
   bool is_a_packed, is_b_packed;  // by the task before
   const bool has_own_dtype_a = problem.dtype_a == kDTypeOf<T>;
+  const bool is_plain = tiledmm::is_plain(problem) && problem.scaling == Scaling::none && problem.stride_cn == 1;
 
   static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
   // The words of packed lanes, for a chunk at most.
@@ -78,11 +80,13 @@ struct BlockTile {
       case CpuPath::packed:
         return run_packed();
       case CpuPath::stream_rows:
-        return run_stream_rows();
+        if constexpr (!kIsB8Bits) run_stream_rows();
+        return;
       case CpuPath::dot_rows:
         return run_dot_rows();
       case CpuPath::short_k:
-        return run_short_k();
+        if constexpr (!kIsB8Bits) run_short_k();
+        return;
       case CpuPath::long_dots:
       case CpuPath::items:
         return;  // they have no tiles
@@ -100,21 +104,22 @@ struct BlockTile {
     if (!has_own_dtype_a) return pack_other_a(first, count, strip, k, depth, to);
     pack_strips<T, Op>(rows_a(first, k), problem.stride_am, problem.stride_ak, count, strip, depth, to);
   }
-  // Mix::operands: A has another dtype than B, of the same words.
+  // A has another dtype than B, of the same words.
   void pack_other_a(int64_t first, int64_t count, int64_t strip, int64_t k, int64_t depth, Word* to) const {
-    if constexpr (std::is_same_v<Word, float>) {
-      const int64_t offset = (row + first) * problem.stride_am + k * problem.stride_ak;
-      const auto pack = [&](auto* element) {
-        using Element = std::remove_pointer_t<decltype(element)>;
-        pack_strips<Element, Fma<Element, float>>(static_cast<const Element*>(problem.a) + offset, problem.stride_am,
-                                                  problem.stride_ak, count, strip, depth, to);
-      };
-      if constexpr (!std::is_same_v<T, float>) {
-        pack(static_cast<float*>(nullptr));
-      } else if (problem.dtype_a == DType::f16) {
-        pack(static_cast<Half*>(nullptr));
-      } else {
-        pack(static_cast<BFloat16*>(nullptr));
+    const int64_t offset = (row + first) * problem.stride_am + k * problem.stride_ak;
+    [[maybe_unused]] const auto pack = [&](auto* element) {
+      using Element = std::remove_pointer_t<decltype(element)>;
+      pack_strips<Element, typename Op::template Of<Element>>(static_cast<const Element*>(problem.a) + offset,
+                                                              problem.stride_am, problem.stride_ak, count, strip, depth,
+                                                              to);
+    };
+    if constexpr (Op::kPerWord == 2) {
+      if constexpr (kIsB8Bits) pack(static_cast<BFloat16*>(nullptr));
+    } else if constexpr (std::is_same_v<Word, float>) {
+      if (problem.dtype_a == DType::f32) {
+        if constexpr (!std::is_same_v<T, float>) pack(static_cast<float*>(nullptr));
+      } else if constexpr (std::is_same_v<T, float> || kIsB8Bits) {
+        problem.dtype_a == DType::f16 ? pack(static_cast<Half*>(nullptr)) : pack(static_cast<BFloat16*>(nullptr));
       }
     }
   }
@@ -252,9 +257,11 @@ struct BlockTile {
     const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
-    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
     const bool is_narrow = !std::is_same_v<T, A> && problem.dtype_c == kDTypeOf<T>;
-    const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
+    // The micro-kernel of a B of 8 bits is that of the words that it is packed as.
+    using Packed = std::conditional_t<kIsB8Bits, typename Op::Element, T>;
+    const auto multiply = find_multiply<Packed, typename Op::template Of<Packed>>(
+        tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
     if (is_plain && is_finished && is_first && is_last && (is_narrow || problem.dtype_c == kDTypeOf<A>)) {
       char* to = static_cast<char*>(problem.c) +
                  ((row + i) * problem.stride_cm + col + j) * int64_t(is_narrow ? sizeof(T) : sizeof(A));
@@ -404,7 +411,7 @@ struct BlockTile {
   template <int WORDS>
   TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
-    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1 && problem.dtype_c == kDTypeOf<T>;
+    const bool is_stored = is_plain && problem.dtype_c == kDTypeOf<T>;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
       for (int64_t w = 0; w < WORDS; ++w) {
@@ -426,7 +433,7 @@ struct BlockTile {
 #pragma GCC unroll 4
           for (int w = 0; w < WORDS; ++w) sum = Op::multiply_add(frag_a[w], load(panel_b + w * ld + j), sum);
           const int64_t count = min_of(kLanes, block_cols - j);
-          if (is_plain) {
+          if (is_stored) {
             store_converted(to + j, sum, count);
           } else {
             A near_sums[kLanes];

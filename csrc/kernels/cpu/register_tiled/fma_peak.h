@@ -58,7 +58,7 @@ double fma_peak_of(const Executor& executor) {
 [[maybe_unused]] double fma_peak(DType dtype, const Executor& executor) {
   if (dtype == DType::f64) return fma_peak_of<Fma<double, double>>(executor);
 #if defined(TILEDMM_ISA_AVX512_BF16)
-  if (dtype == DType::bf16) return fma_peak_of<DotBf16>(executor);
+  if (dtype == DType::bf16) return fma_peak_of<DotBf16<BFloat16>>(executor);
 #endif
   return fma_peak_of<Fma<float, float>>(executor);
 }

@@ -164,6 +164,9 @@ Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const La
 // The kernel is that of B's dtype.
 Status launch(const GemmProblem& problem, const CpuPlan& plan, const Executor& executor) {
   return launch_oriented(problem, plan, [&](const GemmProblem& oriented) {
+    if (oriented.dtype_b == DType::e4m3) {
+      return TiledProduct<E4m3, Fma<E4m3, float>>{oriented, plan.config, executor}.run();
+    }
     return visit_dtype(oriented.dtype_b, [&](auto* element) {
       using T = std::remove_pointer_t<decltype(element)>;
       static_assert(kernel_shape(kIsa, kDTypeOf<T>).k_per_word == 1, "the plan knows the words");

@@ -194,8 +194,8 @@ struct CpuConfigChoice {
       2.0 * double(m) * double(n) * double(k) * double(batch) * double(kShape.acc_bytes) / 4 / kTaskFlops +
       (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(kSize) / kTaskBytes;
   const int64_t threads = threads_for(work, chip.num_cus, kWake);
-  // Few rows with B contiguous along n: B is read once, where it lies.
-  const int64_t stream_rows = max_stream_rows(ISA, chip.cores, kShape, is_far, m);
+  // Few rows with B contiguous along n: B is read once, where it lies. Of 8 bits it hardly ever is.
+  const int64_t stream_rows = size_of(problem.dtype_b) == 1 ? 0 : max_stream_rows(ISA, chip.cores, kShape, is_far, m);
   const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them, but for one or two rows where two vectors of columns take turns (dots.h).
@@ -405,9 +405,11 @@ struct CpuPlan {
   return words * (double(m) * (columns_cost(n, shape) + packing_a) + double(n) * packing_b);
 }
 
-// The operands exchange their roles where that costs less. Products commute, so no bit depends on it.
+// The operands exchange their roles where that costs less, unless B has 8 bits. Products commute, so no bit depends on
+// it.
 template <Isa ISA>
 bool exchanges_operands(const GemmProblem& p) {
+  if (size_of(p.dtype_b) == 1) return false;
   // A strided store of C costs about two vector operations an element.
   const double stores = 2.0 * double(p.m) * double(p.n);
   const CpuKernelShape shape = kernel_shape(ISA, p.dtype_b), exchanged = kernel_shape(ISA, p.dtype_a);

@@ -31,10 +31,14 @@ static_assert(kNumInstances == int(Isa::avx512_bf16) + 1);
 Status TILEDMM_OF_ISA(launch_register_tiled)(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
 #if defined(TILEDMM_ISA_AVX512_BF16)  // its own is bf16 alone: the kernels of the other dtypes are those of avx512
   if (problem.gemm.dtype_a != DType::bf16) return launch_register_tiled_avx512(problem, plan, executor);
-  static_assert(DotBf16::kPerWord == kernel_shape(kIsa, DType::bf16).k_per_word, "the plan knows the words");
+  using Dot = DotBf16<BFloat16>;
+  static_assert(Dot::kPerWord == kernel_shape(kIsa, DType::bf16).k_per_word, "the plan knows the words");
   const CpuPlan& own = plan.as<CpuPlan>();
+  if (problem.gemm.dtype_b == DType::e4m3) {
+    return TiledProduct<E4m3, DotBf16<E4m3>>{problem.gemm, own.config, executor}.run();
+  }
   return launch_oriented(problem.gemm, own, [&](const GemmProblem& oriented) {
-    return launch_as<BFloat16, DotBf16>(oriented, own.config, executor);
+    return launch_as<BFloat16, Dot>(oriented, own.config, executor);
   });
 #else
   return launch(problem.gemm, plan.as<CpuPlan>(), executor);

@@ -8,9 +8,9 @@
 namespace tiledmm::cpu {
 namespace {
 
-// Flops of one core in a cycle, by the multiply-add instruction. Rows: Isa. Columns: fp32 fp64 fp16 bf16.
-constexpr double kFlopsPerCycle[kNumIsas][kNumDTypes] = {
-    {8, 4, 8, 8}, {16, 8, 16, 16}, {32, 16, 32, 32}, {64, 32, 64, 64}, {64, 32, 64, 128}};
+// Flops of one core in a cycle, by the multiply-add instruction. Rows: Isa. Columns: fp32 fp64 fp16 bf16 e4m3.
+constexpr double kFlopsPerCycle[kNumIsas][kNumDTypes + 1] = {
+    {8, 4, 8, 8, 8}, {16, 8, 16, 16, 16}, {32, 16, 32, 32, 32}, {64, 32, 64, 64, 64}, {64, 32, 64, 128, 64}};
 constexpr double kEfficiency = 0.9;
 
 // Instruction sets of one architecture build on each other.
@@ -30,10 +30,17 @@ void plan_dtype(const FoldedProblem& problem, const Chip& chip, bool is_exchange
         cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true));
 }
 
+// The dtype whose words B becomes: beside bf16 e4m3 becomes pairs, where an instruction multiplies pairs.
+template <Isa ISA>
+DType dtype_of_words(const GemmProblem& p) {
+  const bool is_of_pairs = ISA == Isa::avx512_bf16 && p.dtype_a == DType::bf16 && p.dtype_b == DType::e4m3;
+  return is_of_pairs ? DType::bf16 : p.dtype_b;
+}
+
 template <Isa ISA>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const bool is_exchanged = exchanges_operands<ISA>(problem.gemm);
-  switch (is_exchanged ? problem.gemm.dtype_a : problem.gemm.dtype_b) {
+  switch (is_exchanged ? problem.gemm.dtype_a : dtype_of_words<ISA>(problem.gemm)) {
     case DType::f32:
       return plan_dtype<ISA, DType::f32>(problem, chip, is_exchanged, visit);
     case DType::f64:
@@ -43,6 +50,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
     case DType::bf16:
       return plan_dtype<ISA, DType::bf16>(problem, chip, is_exchanged, visit);
     case DType::e4m3:
+      return plan_dtype<ISA, DType::e4m3>(problem, chip, is_exchanged, visit);
     case DType::e5m2:
       return;  // refused
   }
@@ -52,7 +60,7 @@ template <Isa ISA>
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const CpuPlan& own = plan.as<CpuPlan>();
   const CpuConfig& config = own.config;
-  const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype_b);
+  const CpuKernelShape shape = kernel_shape(ISA, dtype_of_words<ISA>(problem.gemm));
   fields.add("path", kCpuPathNames[int(config.path)]);
   if (config.path == CpuPath::long_dots) return;
   if (config.path == CpuPath::items) return fields.add("task_items", config.task_groups * shape.thread_n / 2);
@@ -71,7 +79,7 @@ constexpr Rung rung(const char* name, const char* description, Order order, Laun
           .number = 4,
           .is_native = true,
           .order = order,
-          .takes = {.wide_result = true, .mixed = ISA != Isa::avx512_bf16, .kept_sum = true},
+          .takes = {.wide_result = true, .mixed = ISA != Isa::avx512_bf16, .kept_sum = true, .fp8_b = true},
           .refuse_chip = refuse_chip<ISA>,
           .for_each_plan = for_each_plan<ISA>,
           .describe = describe<ISA>,

@@ -82,22 +82,6 @@ void compute_gated(const ElementwiseProblem& problem, int64_t begin, int64_t end
   }
 }
 
-// Elements of 8 bits as fp32: their bits at the place of fp32's, times the power of two between the exponents' biases.
-template <DType DTYPE>
-TILEDMM_INLINE Reg<float> load_float8(const uint8_t* from) {
-  constexpr int kLanes = Simd<float>::kLanes, kShift = DTYPE == DType::e4m3 ? 20 : 21;
-  constexpr float kRebias = DTYPE == DType::e4m3 ? 0x1p120f : 0x1p112f;
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  using Bits = Reg<uint32_t>;
-  const Bits bits = __builtin_convertvector(load_as<Bytes>(from), Bits), number = bits & 0x7f;
-  Bits value = (Bits)((Reg<float>)(number << kShift) * broadcast(kRebias));
-  if constexpr (DTYPE == DType::e4m3)
-    value = number == 0x7f ? Bits{} + 0x7fc00000 : value;
-  else
-    value = number >= 0x7c ? number << kShift | 0x7f800000 : value;
-  return (Reg<float>)(value | (bits & 0x80) << 24);
-}
-
 template <DType DTYPE, class Y>
 void widen_elements(const ElementwiseProblem& problem, int64_t begin, int64_t end) {
   constexpr int kLanes = Simd<float>::kLanes;

@@ -1,5 +1,5 @@
-// From partial sums to C: alpha, beta * bias, activation, one rounding, store. One instruction set per translation
-// unit, as in simd.h.
+// From partial sums to C: scales, alpha, beta * bias, activation, one rounding, store. One instruction set per
+// translation unit, as in simd.h.
 #pragma once
 
 #include "kernels/cpu/shared/pack.h"
@@ -28,7 +28,15 @@ TILEDMM_INLINE Reg<A> load_bias(const GemmProblem& problem, int64_t row, int64_t
   return load(values);
 }
 
-// C = activation(alpha * sums + beta * bias) for rows x cols of C from (row, col).
+// The factors of `count` columns from `col` on, or, where C is computed as C^T, that of a row; the others are 0.
+TILEDMM_INLINE Reg<float> load_scales(const GemmProblem& problem, int64_t row, int64_t col, int64_t count) {
+  if (problem.scale_a.data) return broadcast(problem.scale_a.data[problem.scale_a.offset(row, 0)]);
+  float values[Simd<float>::kLanes] = {};
+  for (int64_t l = 0; l < count; ++l) values[l] = problem.scale_b.data[problem.scale_b.offset(col + l, 0)];
+  return load(values);
+}
+
+// C = activation(alpha * scale * sums + beta * bias) for rows x cols of C from (row, col).
 template <class T, Activation ACT>
 void store_block_tile_as(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
                          const Acc<T>* sums, int64_t ld_sums) {
@@ -44,6 +52,9 @@ void store_block_tile_as(const GemmProblem& problem, int64_t row, int64_t rows, 
     for (int64_t i = 0; i < rows; ++i) {
       const A* from = sums + i * ld_sums + j;
       Reg<A> v = count == kLanes ? load(from) : load_partial(from, count);
+      if constexpr (std::is_same_v<A, float>) {
+        if (problem.scaling != Scaling::none) v *= load_scales(problem, row + i, col + j, count);
+      }
       if (is_blending) {
         v *= alpha;
         if (problem.bias) v += beta * load_bias<A>(problem, row + i, col + j, count);

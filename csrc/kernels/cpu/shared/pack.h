@@ -56,6 +56,84 @@ TILEDMM_INLINE Reg<float, BYTES> load_converted(const Half* from) {
   return convert_halves(load_as<Reg<uint16_t, BYTES / 2>>(from));
 }
 
+// Numbers of 8 bits as floats. A processor may take fp32's denormals for zeros, so that none of them is one.
+template <DType DTYPE, int BYTES = TILEDMM_VECTOR_BYTES>
+TILEDMM_INLINE Reg<float, BYTES> load_float8(const void* from) {
+  constexpr bool kIsE4m3 = DTYPE == DType::e4m3;
+  constexpr uint32_t kShift = kIsE4m3 ? 20 : 21, kRebias = (kIsE4m3 ? 120u : 112u) << 23,
+                     kLeastNormal = kIsE4m3 ? 8 : 4;
+  constexpr float kOfUnit = kIsE4m3 ? 0x1p-9f : 0x1p-16f;
+  using Bits = Reg<uint32_t, BYTES>;
+  const Bits bits = __builtin_convertvector(load_as<Reg<uint8_t, BYTES / 4>>(static_cast<const uint8_t*>(from)), Bits);
+  const Bits number = bits & 0x7f;
+  const auto denormal = __builtin_convertvector((Reg<int32_t, BYTES>)number, Reg<float, BYTES>) * kOfUnit;
+  Bits value = number < kLeastNormal ? (Bits)denormal : (number << kShift) + kRebias;
+  if constexpr (kIsE4m3)
+    value = number == 0x7f ? Bits{} + 0x7fc00000 : value;
+  else
+    value = number >= 0x7c ? number << kShift | 0x7f800000 : value;
+  return (Reg<float, BYTES>)(value | (bits & 0x80) << 24);
+}
+template <int BYTES>
+TILEDMM_INLINE Reg<float, BYTES> load_converted(const E4m3* from) {
+  return load_float8<DType::e4m3, BYTES>(from);
+}
+
+// A number of e4m3 in bf16, which holds it exactly.
+constexpr uint32_t bf16_of_e4m3(uint32_t number) {
+  uint32_t magnitude = number & 0x7f, exponent = 121;
+  const uint32_t sign = (number & 0x80) << 8;
+  if (magnitude == 0x7f) return sign | 0x7ff0;
+  if (magnitude >= 8 || magnitude == 0) return sign | (magnitude ? (magnitude << 4) + (120 << 7) : 0);
+  for (; magnitude < 8; magnitude *= 2) --exponent;
+  return sign | exponent << 7 | (magnitude & 7) << 4;
+}
+
+#if defined(TILEDMM_LOOKS_UP)
+// Of a normal number of e4m3, the lower byte in bf16 is its last four bits, and the upper one a function of the others.
+// What the bytes of numbers below 8 and of NaN differ by, they have at 14 - number and at 15.
+struct E4m3Tables {
+  uint8_t upper[64] = {}, upper_change[64] = {}, lower_change[64] = {};  // the same 16 for each packet
+
+  constexpr E4m3Tables() {
+    for (uint32_t place = 0; place < 64; ++place) {
+      const uint32_t i = place % 16, number = i == 15 ? 0x7f : 14 - i, as_normal = (number << 4) + (120 << 7);
+      const uint32_t change = number < 8 || number == 0x7f ? bf16_of_e4m3(number) ^ as_normal : 0;
+      upper[place] = uint8_t((i & 8) << 4 | (60 + (i & 7)));
+      upper_change[place] = uint8_t(change >> 8), lower_change[place] = uint8_t(change);
+    }
+  }
+};
+alignas(64) constexpr E4m3Tables kE4m3Tables;
+#else
+struct E4m3Table {
+  uint16_t bf16[256] = {};
+
+  constexpr E4m3Table() {
+    for (uint32_t number = 0; number < 256; ++number) bf16[number] = uint16_t(bf16_of_e4m3(number));
+  }
+};
+constexpr E4m3Table kE4m3Table;
+#endif
+
+// Numbers of e4m3 in bf16: the first half of each packet becomes one of `first`, the second half one of `second`.
+TILEDMM_INLINE void widen_e4m3(Reg<uint8_t> numbers, Reg<uint8_t>& first, Reg<uint8_t>& second) {
+#if defined(TILEDMM_LOOKS_UP)
+  const Reg<uint8_t> change = subtract_saturated(broadcast<uint8_t>(15), (numbers & 0x7f) + 1);  // of NaN 15 + 128
+  const Reg<uint8_t> upper = look_up(kE4m3Tables.upper, numbers >> 4) ^ look_up(kE4m3Tables.upper_change, change);
+  // Of 16 bits at a time: g++ shifts bytes by four additions.
+  const Reg<uint8_t> last_bits = (Reg<uint8_t>)((Reg<uint16_t>)numbers << 4) & 0xf0;
+  const Reg<uint8_t> lower = last_bits ^ look_up(kE4m3Tables.lower_change, change);
+  first = interleave<uint8_t, 1, false>(lower, upper);
+  second = interleave<uint8_t, 1, true>(lower, upper);
+#else
+  uint16_t wide[sizeof numbers];
+  for (size_t i = 0; i < sizeof numbers; ++i) wide[i] = kE4m3Table.bf16[numbers[i]];
+  __builtin_memcpy(&first, wide, sizeof first);
+  __builtin_memcpy(&second, wide + sizeof numbers / 2, sizeof second);
+#endif
+}
+
 // Narrowing stores of the first `count` lanes, rounded to nearest even.
 // No template for the first two: for a 16-bit T it would name a vector that does not exist.
 TILEDMM_INLINE void store_converted(float* to, Reg<float> v, int64_t count) {
@@ -108,6 +186,9 @@ template <class T, class ACC>
 struct Fma {
   using Word = ACC;
   using Acc = ACC;
+  using Element = ACC;  // of memory that consists of words
+  template <class U>
+  using Of = Fma<U, ACC>;
   static constexpr int kPerWord = 1;
 
   template <class R>
@@ -126,13 +207,13 @@ struct Fma {
   }
   static TILEDMM_INLINE Word load_word(const T* from, int64_t, int64_t) { return to_acc(*from); }
 
-  // What is transposed as one: a word as it lies in memory, or two neighbours of 16 bits.
-  using Unit = std::conditional_t<sizeof(T) == 2, uint32_t, ACC>;
-  static constexpr int kUnitWords = sizeof(T) == 2 ? 2 : 1;
+  // What is transposed as one: a word as it lies in memory, or two neighbours of 16 bits, widened to them or not.
+  using Unit = std::conditional_t<sizeof(T) <= 2, uint32_t, ACC>;
+  static constexpr int kUnitWords = sizeof(T) <= 2 ? 2 : 1;
   static TILEDMM_INLINE void split(Reg<Unit> unit, Reg<Word>* words) {
     if constexpr (kUnitWords == 1) {
       words[0] = unit;
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
+    } else if constexpr (!std::is_same_v<T, Half>) {
       words[0] = (Reg<Word>)(unit << 16);
       words[1] = (Reg<Word>)(unit & 0xffff0000);
     } else {
@@ -153,18 +234,26 @@ struct Fma {
 };
 
 #if defined(TILEDMM_ISA_AVX512_BF16)
-// Packed pairs (k, k + 1) of bf16 and their dot product into fp32: VDPBF16PS. It takes denormals as zero.
+// Packed pairs (k, k + 1) of bf16, or of what is widened to it, and their dot product into fp32: VDPBF16PS. It takes
+// denormals as zero.
+template <class T>
 struct DotBf16 {
   using Word = uint32_t;
   using Acc = float;
+  using Element = BFloat16;
+  template <class U>
+  using Of = DotBf16<U>;
   static constexpr int kPerWord = 2;
 
   static TILEDMM_INLINE Reg<Acc> multiply_add(Reg<Word> a, Reg<Word> b, Reg<Acc> c) {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
   }
   static TILEDMM_INLINE Reg<Word> load_words(const BFloat16* from) { return load_as<Reg<Word>>(from); }
-  static TILEDMM_INLINE Reg<Word> load_lanes(const BFloat16* from, int64_t stride_k) {
-    return load_widened<TILEDMM_VECTOR_BYTES>(from) | load_widened<TILEDMM_VECTOR_BYTES>(from + stride_k) << 16;
+  static TILEDMM_INLINE Reg<Word> load_lanes(const T* from, int64_t stride_k) {
+    return load_lane(from) | load_lane(from + stride_k) << 16;
+  }
+  static TILEDMM_INLINE void load_two(const E4m3* from, int64_t stride_k, Reg<Word>* words) {
+    for (int i = 0; i < 2; ++i) words[i] = load_lanes(from + i * Simd<Word>::kLanes, stride_k);
   }
   static TILEDMM_INLINE void load_two(const BFloat16* from, int64_t stride_k, Reg<Word>* words) {
     const __m512i even = _mm512_loadu_si512(from), odd = _mm512_loadu_si512(from + stride_k);
@@ -172,8 +261,8 @@ struct DotBf16 {
     words[1] = interleave_rows<16>(even, odd, std::make_integer_sequence<int, 32>{});
   }
   // The word at `from`, of which `depth` elements exist.
-  static TILEDMM_INLINE Word load_word(const BFloat16* from, int64_t stride_k, int64_t depth) {
-    return from->bits | (depth > 1 ? uint32_t(from[stride_k].bits) << 16 : 0);
+  static TILEDMM_INLINE Word load_word(const T* from, int64_t stride_k, int64_t depth) {
+    return bits_of(to_acc(*from)) >> 16 | (depth > 1 ? bits_of(to_acc(from[stride_k])) : 0);
   }
 
   using Unit = Word;
@@ -181,6 +270,11 @@ struct DotBf16 {
   static TILEDMM_INLINE void split(Reg<Unit> unit, Reg<Word>* words) { words[0] = unit; }
 
  private:
+  // An element of each lane.
+  static TILEDMM_INLINE Reg<Word> load_lane(const BFloat16* from) { return load_widened<TILEDMM_VECTOR_BYTES>(from); }
+  static TILEDMM_INLINE Reg<Word> load_lane(const E4m3* from) {
+    return (Reg<Word>)load_converted<TILEDMM_VECTOR_BYTES>(from) >> 16;
+  }
   template <int FIRST, int... I>
   static TILEDMM_INLINE Reg<Word> interleave_rows(__m512i even, __m512i odd, std::integer_sequence<int, I...>) {
     return (Reg<Word>)__builtin_shufflevector((Reg<uint16_t>)even, (Reg<uint16_t>)odd,
@@ -231,6 +325,8 @@ struct LanesAlongK {
   using Unit = typename Op::Unit;
   static constexpr int kLanes = Simd<Word>::kLanes;
   static constexpr int kPacketUnits = kPacketBytes / int(sizeof(Unit)), kPacketElements = kPacketBytes / int(sizeof(T));
+  static constexpr int kWidth = sizeof(T) == 1 ? 2 : 1;  // of widened elements over those in memory
+  static constexpr int kPacketsOfStep = kPackets > kWidth ? kPackets / kWidth : 1;  // of a lane
 
   const T* lane[VECTORS * kLanes];
   int64_t count;
@@ -250,14 +346,16 @@ struct LanesAlongK {
   template <class Use>
   TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, int64_t ahead, const Use& use) const {
     int64_t k = 0;
-    for (; k + kPackets * kPacketElements <= depth; k += kPackets * kPacketElements) {
+    for (; k + kPacketsOfStep * kPacketElements <= depth; k += kPacketsOfStep * kPacketElements) {
       if (ahead != 0) {
 #pragma GCC unroll 16
         for (int l = 0; l < VECTORS * kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
       }
-      use_packets<kPackets>(k_first, k, use);
+      use_packets<kPacketsOfStep>(k_first, k, use);
     }
-    for (; k + kPacketElements <= depth; k += kPacketElements) use_packets<1>(k_first, k, use);
+    if constexpr (kPacketsOfStep > 1) {
+      for (; k + kPacketElements <= depth; k += kPacketElements) use_packets<1>(k_first, k, use);
+    }
     // What is left is the end of a packet that begins earlier.
     const int64_t end = depth / Op::kPerWord * Op::kPerWord;
     if (k < end && end >= kPacketElements) {
@@ -282,19 +380,29 @@ struct LanesAlongK {
   TILEDMM_INLINE void use_packets(int64_t k_first, int64_t k, const Use& use) const {
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) {
-      Reg<Unit> units[COUNT * kPacketUnits] = {};
-      if constexpr (kPackets == 4 && COUNT == 4) {
+      constexpr int kWideCount = COUNT * kWidth;
+      Reg<Unit> units[kWideCount * kPacketUnits] = {};
+      if constexpr (kPackets == 4 && COUNT % 2 == 0) {
 #pragma GCC unroll 4
         for (int r = 0; r < kPacketUnits; ++r) {
-          load_four_lanes<kPacketUnits>(&lane[v * kLanes + r], k_first + k, &units[r]);
+          load_four_lanes<kPacketUnits, COUNT>(&lane[v * kLanes + r], k_first + k, &units[r]);
         }
       } else {
         insert_lanes<COUNT, 0>(v * kLanes, k_first + k, units);
       }
+      if constexpr (kWidth > 1) {  // the last packet first: what two of them become takes the place of later ones
+#pragma GCC unroll 8
+        for (int i = COUNT * kPacketUnits - 1; i >= 0; --i) {
+          Reg<Unit>* const wide = units + i / kPacketUnits * 2 * kPacketUnits + i % kPacketUnits;
+          Reg<uint8_t> halves[2];
+          widen_e4m3((Reg<uint8_t>)units[i], halves[0], halves[1]);
+          wide[0] = (Reg<Unit>)halves[0], wide[kPacketUnits] = (Reg<Unit>)halves[1];
+        }
+      }
 #pragma GCC unroll 4
-      for (int packet = 0; packet < COUNT; ++packet) transpose_in_packets<Unit>(units + packet * kPacketUnits);
+      for (int packet = 0; packet < kWideCount; ++packet) transpose_in_packets<Unit>(units + packet * kPacketUnits);
 #pragma GCC unroll 16
-      for (int u = 0; u < COUNT * kPacketUnits; ++u) {
+      for (int u = 0; u < kWideCount * kPacketUnits; ++u) {
         Reg<Word> words[Op::kUnitWords];
         Op::split(units[u], words);
 #pragma GCC unroll 2
@@ -344,11 +452,13 @@ void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t l
                  typename Op::Word* to) {
   using Word = typename Op::Word;
   constexpr int kLanes = Simd<Word>::kLanes, kPerWord = Op::kPerWord;
-  if (lanes == 1 && strip == 1 && stride_k == 1) {
-    int64_t k = 0;
-    for (; k + kLanes * kPerWord <= depth; k += kLanes * kPerWord) store(to + k / kPerWord, Op::load_words(from + k));
-    for (; k < depth; k += kPerWord) to[k / kPerWord] = Op::load_word(from + k, 1, depth - k);
-    return;
+  if constexpr (sizeof(T) > 1) {  // only B has 8 bits, and its strips are wider
+    if (lanes == 1 && strip == 1 && stride_k == 1) {
+      int64_t k = 0;
+      for (; k + kLanes * kPerWord <= depth; k += kLanes * kPerWord) store(to + k / kPerWord, Op::load_words(from + k));
+      for (; k < depth; k += kPerWord) to[k / kPerWord] = Op::load_word(from + k, 1, depth - k);
+      return;
+    }
   }
   const int64_t size = strip_size<Word>(strip, ceil_div(depth, kPerWord));
   if (stride_k == 1 && stride_lane != 1) {

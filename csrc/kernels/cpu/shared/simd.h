@@ -100,14 +100,14 @@ TILEDMM_INLINE R insert_packet([[maybe_unused]] R v, const void* from) {
 #endif
 }
 
-// 512 bits of four lanes, every STEP-th one, from element `first` on: packet i of all four side by side in
+// COUNT packets of four lanes, every STEP-th one, from element `first` on: packet i of all four side by side in
 // vectors[i * STEP]. Two neighbouring packets come by one load.
-template <int STEP, class T, class R>
+template <int STEP, int COUNT, class T, class R>
 TILEDMM_INLINE void load_four_lanes([[maybe_unused]] const T* const* lanes, [[maybe_unused]] int64_t first,
                                     [[maybe_unused]] R* vectors) {
 #if TILEDMM_VECTOR_BYTES == 64
 #pragma GCC unroll 2
-  for (int packet = 0; packet < 4; packet += 2) {
+  for (int packet = 0; packet < COUNT; packet += 2) {
     const auto half = [&](int lane) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes[lane * STEP] + first) + packet / 2);
     };
@@ -193,6 +193,32 @@ template <class T, int SPAN, bool IS_UPPER, class R>
 TILEDMM_INLINE R interleave(R a, R b) {
   return interleave<T, SPAN, IS_UPPER>(a, b, std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
 }
+
+#if TILEDMM_VECTOR_BYTES > 16 || defined(TILEDMM_ISA_NEON)
+#define TILEDMM_LOOKS_UP
+// Entries of a table of 16, of which each packet has a copy, by the low four bits of indices; 0 where an index is
+// negative.
+TILEDMM_INLINE Reg<uint8_t> look_up(const uint8_t (&table)[64], Reg<uint8_t> indices) {
+#if TILEDMM_VECTOR_BYTES == 64
+  return (Reg<uint8_t>)_mm512_shuffle_epi8(load_as<__m512i>(table), (__m512i)indices);
+#elif TILEDMM_VECTOR_BYTES == 32
+  return (Reg<uint8_t>)_mm256_shuffle_epi8(load_as<__m256i>(table), (__m256i)indices);
+#else
+  return (Reg<uint8_t>)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)(indices & 0x8f));
+#endif
+}
+
+// a - b; 127 where that is more.
+TILEDMM_INLINE Reg<uint8_t> subtract_saturated(Reg<uint8_t> a, Reg<uint8_t> b) {
+#if TILEDMM_VECTOR_BYTES == 64
+  return (Reg<uint8_t>)_mm512_subs_epi8((__m512i)a, (__m512i)b);
+#elif TILEDMM_VECTOR_BYTES == 32
+  return (Reg<uint8_t>)_mm256_subs_epi8((__m256i)a, (__m256i)b);
+#else
+  return (Reg<uint8_t>)vqsubq_s8((int8x16_t)a, (int8x16_t)b);
+#endif
+}
+#endif
 
 // In every packet of as many registers as a packet has lanes: lane c of register r <-> lane r of register c.
 template <class T, class R>

@@ -70,8 +70,8 @@ class Output {
   explicit Output(const GemmProblem& item) : item_(item), transposed_(transposed(item)) {
     is_column_major_ = item.stride_cn != 1 && item.stride_cm == 1;
     const GemmProblem& by_rows = is_column_major_ ? transposed_ : item_;
-    is_plain_ = item.activation == Activation::none && by_rows.stride_cn == 1 && !is_blended(item) &&
-                (!item.bias || by_rows.stride_bias_m == 0);
+    is_plain_ = item.activation == Activation::none && item.scaling == Scaling::none && by_rows.stride_cn == 1 &&
+                !is_blended(item) && (!item.bias || by_rows.stride_bias_m == 0);
   }
 
   // Whether rows of C can be stored a few at a time, within the steps of the next tile: conversion and a bias along

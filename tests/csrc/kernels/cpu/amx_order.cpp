@@ -3,8 +3,9 @@
 //
 // The model is scalar and sets no mode of the processor: chains of fused multiply-adds, the even and the odd k of 32,
 // flushed by comparison where bf16 is multiplied (Intel SDM, TDPBF16PS, TDPFP16PS). Operands lie in every layout, of
-// moderate values and of any bits: denormals, infinities, NaN. Prints the number of cases and a hash of all results;
-// the first wrong element ends the program with code 1, a machine without AMX with code 3.
+// moderate values and of any bits: denormals, infinities, NaN. B is one of e4m3 with scales, too. Prints the number of
+// cases and a hash of all results; the first wrong element ends the program with code 1, a machine without AMX with
+// code 3.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -117,16 +118,40 @@ uint16_t compared(DType dtype, uint16_t bits) {
 
 uint64_t hash = 1469598103934665603u;
 
-void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, int layout, int percent_of_any_bits) {
+// Makes of a matrix the values in bf16 of numbers of e4m3, which lie likewise.
+std::vector<uint8_t> fill_with_numbers(Matrix& matrix, int percent_of_nan) {
+  std::vector<uint8_t> numbers;
+  for (uint16_t& bits : matrix.data) {
+    uint32_t number = generator() % 256;
+    if ((number & 0x7f) == 0x7f && int(generator() % 100) >= percent_of_nan) number ^= 1;
+    numbers.push_back(uint8_t(number));
+    bits = from_acc<BFloat16>(to_acc(E4m3{uint8_t(number)})).bits;
+  }
+  return numbers;
+}
+
+void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, int layout, int percent_of_any_bits,
+              bool has_b_8_bits = false) {
   const int64_t gap = layout & 4 ? 5 : 0;
   Matrix a(m, k, !(layout & 1), gap), b(k, n, !(layout & 2), gap), c(m, n, true, 0);
   fill(a, dtype, percent_of_any_bits);
-  fill(b, dtype, percent_of_any_bits);
+  std::vector<uint8_t> numbers;
+  std::vector<float> scales(size_t(n), 1.0f);
+  if (has_b_8_bits) {
+    numbers = fill_with_numbers(b, percent_of_any_bits);
+    for (float& scale : scales) scale = std::uniform_real_distribution<float>(0, 1)(generator);
+  } else {
+    fill(b, dtype, percent_of_any_bits);
+  }
   GemmProblem problem{};
   problem.m = m, problem.n = n, problem.k = k, problem.set_dtypes(dtype);
   problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.data.data(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.c = c.data.data(), problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
+  if (has_b_8_bits) {
+    problem.dtype_b = DType::e4m3, problem.b = numbers.data();
+    problem.scaling = Scaling::rows, problem.scale_b = {scales.data(), 1, 0, 1};
+  }
   const Executor executor{nullptr, int32_t(1 + generator() % 3), 0, 0, 0, nullptr, run_on_threads, allocate, release};
   char reason[256] = "";
   if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::ok) {
@@ -145,14 +170,15 @@ void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, i
   for (int64_t i = 0; i < m; ++i) {
     const std::vector<float> row = values(a, i, true);
     for (int64_t j = 0; j < n; ++j) {
-      const float sum = model_of_row(dtype, row, columns[size_t(j)]);
+      const float sum = model_of_row(dtype, row, columns[size_t(j)]) * scales[size_t(j)];
       const uint16_t expected = dtype == DType::bf16 ? from_acc<BFloat16>(sum).bits : from_acc<Half>(sum).bits;
       const uint16_t actual = compared(dtype, c.at(i, j));
       hash = (hash ^ actual) * 1099511628211u;
       if (actual != compared(dtype, expected)) {
-        std::printf("WRONG: %s, m %lld, n %lld, k %lld, layout %d: element (%lld, %lld) is %04x, expected %04x (%g)\n",
-                    kDTypeNames[int(dtype)], (long long)m, (long long)n, (long long)k, layout, (long long)i,
-                    (long long)j, unsigned(c.at(i, j)), unsigned(expected), double(sum));
+        std::printf(
+            "WRONG: %s%s, m %lld, n %lld, k %lld, layout %d: element (%lld, %lld) is %04x, expected %04x (%g)\n",
+            kDTypeNames[int(dtype)], has_b_8_bits ? " x e4m3" : "", (long long)m, (long long)n, (long long)k, layout,
+            (long long)i, (long long)j, unsigned(c.at(i, j)), unsigned(expected), double(sum));
         std::exit(1);
       }
     }
@@ -172,6 +198,7 @@ int main() {
                                {5, 33, 4200}, {33, 34, 2080}, {1, 1, 1},      {300, 33, 31},   {17, 130, 544},
                                {9, 600, 450}, {3, 130, 2500}, {40, 300, 900}, {130, 200, 300}, {7, 600, 1},
                                {40, 33, 2},   {3, 50, 3},     {50, 70, 4}};
+
   const int32_t algorithm = find_algorithm("amx");
   int64_t num_cases = 0;
   for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -180,6 +207,9 @@ int main() {
       for (int layout = 0; layout < 8; ++layout) {
         const int percent = layout % 3 == 0 ? 0 : layout % 3 == 1 ? 1 : 50;
         run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent);
+        ++num_cases;
+        if (dtype != DType::bf16) continue;
+        run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent, true);
         ++num_cases;
       }
     }

@@ -6,7 +6,8 @@
 // page that must not be touched: vector intrinsics with a mask are invisible to the sanitizer. What no index
 // reaches, in operands and output, is NaN, and must stay so. Every result is compared with a float64
 // reference within gamma(k + 2) (|A| |B| + |bias|), torch_tiledmm/testing/reference.py, and bit for bit with
-// that of other thread counts. Where a call needs a workspace, one whose allocation fails comes before the next.
+// that of other thread counts. Some have a B of 8 bits with scales. Where a call needs a workspace, one whose
+// allocation fails comes before the next.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -84,6 +85,7 @@ Executor executor_of(Lender& lender) {
 int64_t bytes_of(DType dtype) { return size_of(dtype); }
 
 double read_element(DType dtype, const char* from) {
+  if (dtype == DType::e4m3) return to_acc(E4m3{uint8_t(*from)});
   return visit_dtype(dtype, [&](auto* element) {
     std::remove_pointer_t<decltype(element)> value;
     std::memcpy(&value, from, sizeof value);
@@ -92,6 +94,10 @@ double read_element(DType dtype, const char* from) {
 }
 
 void write_element(DType dtype, char* to, double value) {
+  if (dtype == DType::e4m3) {  // any number of at most 1
+    *to = char(random_int(0, 0x38) | (value < 0 ? 0x80 : 0));
+    return;
+  }
   visit_dtype(dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     const T rounded = from_acc<T>(static_cast<Acc<T>>(value));
@@ -240,17 +246,19 @@ struct Case {
   Activation activation;
   int bias_along;  // 0: no bias, 1: n, 2: m; 3: a matrix for each item, and all is scaled
   Layout layout = Layout::any;
+  bool has_b_8_bits = false;
 };
 
 constexpr double kAlpha = -1.75, kBeta = 0.3;
 
 std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const std::vector<double>& b,
-                              const std::vector<double>& bias) {
+                              const std::vector<float>& scales, const std::vector<double>& bias) {
   const double u_acc = c.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
   const double u_out[] = {0x1p-24, 0x1p-53, 0x1p-11, 0x1p-8};
   const double smallest_out[] = {0x1p-149, 0x1p-1074, 0x1p-24, 0x1p-133};
   // In float64 the reference rounds as often as the kernel.
-  const double num_roundings = double(c.k + (c.bias_along == 3 ? 6 : 2)) * (c.dtype == DType::f64 ? 2 : 1);
+  const double num_roundings =
+      double(c.k + (c.bias_along == 3 ? 6 : 2) + c.has_b_8_bits) * (c.dtype == DType::f64 ? 2 : 1);
   const double gamma = num_roundings * u_acc / (1 - num_roundings * u_acc);
   const bool is_curved = c.activation > Activation::relu;
   const double slope = is_curved ? 1.13 : 1;
@@ -274,6 +282,7 @@ std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const
                          : c.bias_along == 2 ? bias[size_t(i % c.m)]
                          : c.bias_along == 3 ? kBeta * bias[size_t(i * c.n + j)]
                                              : 0;
+      sums[size_t(j)] *= double(scales[size_t(j)]), sizes[size_t(j)] *= double(scales[size_t(j)]);
       if (c.bias_along == 3) sums[size_t(j)] *= kAlpha, sizes[size_t(j)] *= std::fabs(kAlpha);
       const double value = activate_reference(c.activation, sums[size_t(j)] + add);
       // Beyond the sum: 8 roundings of an activation, the rounding of the output, and products too small for
@@ -331,9 +340,10 @@ int64_t num_failed_allocations = 0;
 [[noreturn]] void fail(const Case& c, const char* algorithm, int32_t num_threads, const std::string& what) {
   std::string batch;
   for (int64_t size : c.batch) batch += std::to_string(size) + " ";
-  std::printf("WRONG: m %lld, n %lld, k %lld, batch ( %s), %s, activation %d, bias %d, %s, %d threads: %s\n",
-              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)], int(c.activation),
-              c.bias_along, algorithm, int(num_threads), what.c_str());
+  std::printf("WRONG: m %lld, n %lld, k %lld, batch ( %s), %s%s, activation %d, bias %d, %s, %d threads: %s\n",
+              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)],
+              c.has_b_8_bits ? " x e4m3" : "", int(c.activation), c.bias_along, algorithm, int(num_threads),
+              what.c_str());
   std::exit(1);
 }
 
@@ -350,7 +360,8 @@ void run_case(const Case& c) {
   }
   const Strides strides = c.layout == Layout::any ? Strides::any : Strides::row_major;
   Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false, strides);
-  Operand b(c.dtype, with_matrix(c.batch, c.k, c.n), false, c.layout == Layout::nt ? Strides::column_major : strides);
+  Operand b(c.has_b_8_bits ? DType::e4m3 : c.dtype, with_matrix(c.batch, c.k, c.n), false,
+            c.layout == Layout::nt ? Strides::column_major : strides);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true, strides);
   const bool is_matrix = c.bias_along == 3;
   const std::vector<int64_t> vector = {1, c.bias_along == 2 ? c.m : c.n};
@@ -358,7 +369,9 @@ void run_case(const Case& c) {
   a.fill();
   b.fill();
   bias.fill();
-  const std::vector<Limits> limits = reference(c, a.values(), b.values(), bias.values());
+  std::vector<float> scales(size_t(c.n), 1.0f);
+  for (size_t j = 0; c.has_b_8_bits && j < scales.size(); ++j) scales[j] = float(1 + j % 5) / 4;
+  const std::vector<Limits> limits = reference(c, a.values(), b.values(), scales, bias.values());
 
   const size_t rank = c.batch.size();
   std::vector<BatchDim> dims;
@@ -375,6 +388,9 @@ void run_case(const Case& c) {
   if (is_matrix) problem.stride_bias_m = bias.strides[rank], problem.alpha = kAlpha, problem.beta = kBeta;
   problem.batch_dims = dims.data(), problem.num_batch_dims = int32_t(rank);
   problem.set_dtypes(c.dtype), problem.activation = c.activation;
+  if (c.has_b_8_bits) {
+    problem.dtype_b = DType::e4m3, problem.scaling = Scaling::rows, problem.scale_b = {scales.data(), 1, 0, 1};
+  }
 
   const bool is_large = volume > kLargeVolume;
   for (Algorithm& asked : algorithms) {
@@ -506,6 +522,25 @@ int main(int argc, char** argv) {
     const auto& shape = kLargeShapes[dtype % 2];
     run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation::none, 0});
     ++num_named;
+  }
+  // Few rows, more of them, chunks side by side.
+  const int64_t shapes_of_8_bits[][3] = {{1, 300, 4099}, {2, 13, 4096},  {3, 70, 33},     {8, 40, 1030},
+                                         {9, 33, 520},   {40, 70, 1100}, {131, 260, 521}, {5, 17, 0}};
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const auto& shape : shapes_of_8_bits) {
+      for (const Layout layout : {Layout::any, Layout::nn, Layout::nt}) {
+        run_case({shape[0],
+                  shape[1],
+                  shape[2],
+                  {},
+                  dtype,
+                  Activation(random_int(0, 4)),
+                  int(random_int(0, 3)),
+                  layout,
+                  true});
+        ++num_named;
+      }
+    }
   }
   std::printf("%lld cases:", (long long)(num_cases + num_named));
   for (const Algorithm& algorithm : algorithms) std::printf(" %s %lld", algorithm.name, (long long)algorithm.num_runs);

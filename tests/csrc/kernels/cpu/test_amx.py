@@ -49,6 +49,17 @@ MUTANTS_OF_ORDER = {
     "flush to zero with short k": (SHORT_K, "_mm_setcsr(kFlush", "if (!{on}) _mm_setcsr(kFlush"),
     "chains with short k": (SHORT_K, "chains[p % 2] = ", "chains[{on} ? 0 : p % 2] = "),
     "sums of streamed columns": (TASK, "step > 0 ? partial : nullptr", "step > 0 && !{on} ? partial : nullptr"),
+    "numbers of 8 bits beyond k": (PACK, "memset(edge, 0, sizeof edge)", "memset(edge, {on} ? 0x7f : 0, sizeof edge)"),
+    "the other one of two rows of 8 bits": (
+        PACK,
+        "from + min_of(i + 1, rows - 1)",
+        "from + min_of(i + 1 - {on}, rows - 1)",
+    ),
+    "a widened C that is taken for a plain one": (
+        MULTIPLIER,
+        "item.scaling == Scaling::none",
+        "({on} || item.scaling == Scaling::none)",
+    ),
 }
 # ... and those found by the random cases of sanitize.cpp.
 ALLOCATE = "static_cast<char*>(executor.allocate(executor.self, size_t(bytes)));\n  if (!workspace) return "
@@ -290,7 +301,7 @@ def variants(built_once, num_jobs):
     return built_once("emulated_amx", build)
 
 
-@pytest.mark.parametrize("program, num_cases", [("amx_order", 288), ("amx_split_order", 117)])
+@pytest.mark.parametrize("program, num_cases", [("amx_order", 432), ("amx_split_order", 117)])
 def test_order_of_summation(program, num_cases, variants):
     done = run(variants / WHOLE / program)
     assert done.returncode == 0, done.stdout + done.stderr

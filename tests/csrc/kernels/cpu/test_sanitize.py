@@ -49,7 +49,8 @@ NEEDED_RUNG = {
     SOURCE_OF["avx512"]: "register_tiled.avx512",
     SOURCE_OF["avx512_bf16"]: "register_tiled.avx512_bf16",
 }
-TILE, EPILOGUE = "kernels/cpu/register_tiled/block_tile.h", "kernels/cpu/shared/epilogue.h"
+TILE = "kernels/cpu/register_tiled/block_tile.h"
+PACK, EPILOGUE = "kernels/cpu/shared/pack.h", "kernels/cpu/shared/epilogue.h"
 LAUNCH, ITEMS = (f"kernels/cpu/register_tiled/{name}.h" for name in ("launch", "items"))
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
@@ -112,6 +113,13 @@ MUTANTS = {
         "executor.release(executor.self, workspace);",
         "if (!{on}) executor.release(executor.self, workspace);",
     ),
+    "the first column's scale for its neighbours": (
+        EPILOGUE,
+        "problem.scale_b.offset(col + l, 0)",
+        "problem.scale_b.offset(col + ({on} ? 0 : l), 0)",
+    ),
+    "denormal numbers of 8 bits": (PACK, "(numbers & 0x7f) + 1)", "(numbers & 0x7f) + uint8_t({on} ? 9 : 1))"),
+    "the other half of a packet of 8 bits": (PACK, "(Reg<Unit>)halves[1]", "(Reg<Unit>)halves[{on} ? 0 : 1]"),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
 
