@@ -59,10 +59,10 @@ struct BlockFactors {
   int rows[2], columns, part_step, num_k_tiles;  // elements behind the operand's first factor
   OfTile own[Cfg::kTilesOfStage], next[Cfg::kTilesOfStage];
 
-  __device__ __forceinline__ BlockFactors(const Arguments& args, int num_k_tiles, int row, int col)
-      : columns(int(args.scale_b.offset(min(col, args.n - 1), 0))),
-        part_step(col + Piece::kPartN < args.n ? int(args.scale_b.stride_row) : 0),
-        num_k_tiles(num_k_tiles) {
+  __device__ __forceinline__ BlockFactors(const Arguments& args, const Place& at, int row)
+      : columns(int(args.scale_b.offset(min(at.col, args.n - 1), 0)) + at.scales_b),
+        part_step(at.col + Piece::kPartN < args.n ? int(args.scale_b.stride_row) : 0),
+        num_k_tiles(at.num_k_tiles) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows[h] = int(args.scale_a.offset(min(row + 8 * h, args.m - 1), 0));
     load(args, 0);
@@ -94,7 +94,7 @@ struct BlockFactors {
 };
 
 struct NoFactors {
-  __device__ __forceinline__ NoFactors(const Arguments&, int, int, int) {}
+  __device__ __forceinline__ NoFactors(const Arguments&, const Place&, int) {}
 };
 
 // The main loop of a consumer. A step multiplies a part of the columns by a k tile; `sums` hold as many steps as are
@@ -202,10 +202,10 @@ struct PromotedLoop {
 template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
                                                   const StageAddress& first_stage, const Shared& shared,
-                                                  Ring<Cfg::kNumStages>& ring, int num_k_tiles, int row, int col) {
+                                                  Ring<Cfg::kNumStages>& ring, const Place& at, int row) {
   constexpr int kStages = Cfg::kFactors == Factors::rows ? 4 : 2, kTiles = kStages * Cfg::kTilesOfStage;
-  PromotedLoop<Cfg, Piece> loop{total, args,        first_stage, shared,
-                                ring,  num_k_tiles, col,         {args, num_k_tiles, row, col}};
+  const int num_k_tiles = at.num_k_tiles;
+  PromotedLoop<Cfg, Piece> loop{total, args, first_stage, shared, ring, num_k_tiles, at.col, {args, at, row}};
 #pragma unroll
   for (int set = 0; set < Piece::kSets; ++set) forget_registers(loop.sums[set]);
   int k_tile = 0;
@@ -251,10 +251,10 @@ __device__ __forceinline__ void Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>::mul
     for (int i = 0; i < 2; ++i) {
       const int own_row = row + 8 * i, own_col = at.col + threadIdx.x % kWarpgroup + i * kWarpgroup;
       rows[i] = own_row < args.m ? __ldg(args.scale_a.data + own_row * args.scale_a.stride_row) : 0;
-      columns[i] = own_col < args.n ? __ldg(args.scale_b.data + own_col * args.scale_b.stride_row) : 0;
+      columns[i] = own_col < args.n ? __ldg(args.scale_b.data + at.scales_b + own_col * args.scale_b.stride_row) : 0;
     }
   }
-  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, at.num_k_tiles, row, at.col);
+  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, at, row);
   if constexpr (FACTORS == Factors::rows) scale_block_tile<Piece>(total, rows, columns, shared.c, 1 + consumer);
 }
 
