@@ -333,8 +333,9 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   explained.add(field("order", quoted(order)));
   const bool is_widened = !choice.rung && size_of(problem->dtype_a) == 1;
   const std::string reason =
-      is_widened ? "no kernel reads 8 bits here: scaled_matmul converts its operands to bf16, or those with scales of "
-                   "blocks to fp32, and multiplies these"
+      is_widened ? "no kernel reads 8 bits here: scaled_" + std::string(is_grouped(*problem) ? "grouped_" : "") +
+                       "matmul converts its operands to bf16, or those with scales of blocks to fp32, and multiplies "
+                       "these"
                  : "least predicted time of the legal candidates whose order of summation is " + order +
                        ", which n, k, dtype and chip pick, not m";
   explained.add(field("reason", quoted(reason)));

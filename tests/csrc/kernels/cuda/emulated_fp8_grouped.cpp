@@ -162,7 +162,8 @@ struct Run {
         c_memory(c.size, c.n, false, c.margin_c, 1),
         bias(groups, c.n, false, 3, 1) {
     std::mt19937 random(unsigned(c.size * c.n + c.k));
-    std::uniform_real_distribution<float> factor(0.125f, 8);
+    const float unit = c.c == DType::f16 ? 0x1p-6f : 1;  // so that few results are infinite
+    std::uniform_real_distribution<float> factor(0.125f * unit, 8 * unit);
     std::normal_distribution<float> normal;
     // Of rows of no group, and of groups without rows, everything is NaN.
     const int end = c.is_valid ? c.ends.back() : c.size;

@@ -106,14 +106,14 @@ MUTANTS = {
     ),
     "factors of a half tile beyond C are read": (
         "fp8.h",
-        "min(col, args.n - 1)",
-        "min(col, {on} ? INT32_MAX : args.n - 1)",
+        "min(at.col, args.n - 1)",
+        "min(at.col, {on} ? INT32_MAX : args.n - 1)",
         HALVES_BLOCKS,
     ),
     "factors of a part beyond C are read": (
         "fp8.h",
-        "part_step(col + Piece::kPartN < args.n ?",
-        "part_step({on} || col + Piece::kPartN < args.n ?",
+        "part_step(at.col + Piece::kPartN < args.n ?",
+        "part_step({on} || at.col + Piece::kPartN < args.n ?",
         HALVES_BLOCKS,
     ),
     "factors of columns beyond C are read": (

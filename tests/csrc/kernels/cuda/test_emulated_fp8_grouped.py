@@ -65,7 +65,7 @@ MUTANTS = {
         "grouped.h",
         "args.last_col = Cfg::kIsScaled ?",
         "args.last_col = Cfg::kIsScaled && !{on} ?",
-        PAIRS,
+        LARGE,
     ),
     # Groups.
     "all groups have the first B": ("grouped.h", "item_b = tile.group *", "item_b = {on} ? 0 : tile.group *", ROWS),
@@ -97,8 +97,8 @@ MUTANTS = {
     # Copies.
     "all groups' copies are the first B's": (
         SHARED + "copy_operands.h",
-        "item = job.batch.num_items > 1 ? tile_row / tiles_outer : 0;\n  const int64_t row = (tile_row - item",
-        "item = job.batch.num_items > 1 ? tile_row / tiles_outer : 0;\n  const int64_t row = (tile_row - item",
+        "job.from + job.batch.offset(item) + first_row",
+        "job.from + ({on} ? 0 : job.batch.offset(item)) + first_row",
         COPIED,
     ),
     "copies lie on top of each other": (
