@@ -5,10 +5,12 @@
 large, few: scales by row and, for many rows, by tensor; torch's arms are its slow (exact) and its fast accumulation,
 and bf16 is our product in bfloat16. blocks: scales of 1 x 128 and 128 x 128, and of 1 x 128 twice; torch's arm is
 F.scaled_mm, where that has the recipe. unaligned: n and k that are no multiples of 16, and the four layouts, most of
-which torch refuses; the ratio is to ours on aligned rows, by flops. layers: TiledLinear forward and backward, with
-quantisation. llama: a training step of a small model of Llama's kind, tokens at random. errors: relative Frobenius
-norms of the error against float64 of what the operands stand for; "wide" is that of our bfloat16 product of what was
-quantised, and "whole" that of ours with what quantisation loses. Quantisation alone is bench_quantize.py's.
+which torch refuses; the ratio is to ours on aligned rows, by flops. grouped: rows of experts, in groups of one size and
+in skewed ones, by rows and by blocks of 128; torch's arms are those of torch._scaled_grouped_mm, by rows. layers:
+TiledLinear forward and backward, with quantisation. llama: a training step of a small model of Llama's kind, tokens at
+random. errors: relative Frobenius norms of the error against float64 of what the operands stand for; "wide" is that of
+our bfloat16 product of what was quantised, and "whole" that of ours with what quantisation loses. Quantisation alone is
+bench_quantize.py's.
 
 Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call. Ratios above 1: ours is
 faster than the arm of that name.
@@ -20,10 +22,18 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from bench_grouped import group_sizes
 from torch import Tensor, nn
 
 import torch_tiledmm
-from torch_tiledmm import TiledLinear, quantize_blocks, quantize_rows, replace_linear, scaled_matmul
+from torch_tiledmm import (
+    TiledLinear,
+    quantize_blocks,
+    quantize_rows,
+    replace_linear,
+    scaled_grouped_matmul,
+    scaled_matmul,
+)
 from torch_tiledmm.testing.bench import describe_run, geomean, output_file, write_json
 from torch_tiledmm.testing.origin import describe_gpu_run
 from torch_tiledmm.testing.timing import time_arms, time_on_gpu
@@ -39,6 +49,8 @@ SIZES = {
         "few": tuple((m, *own) for own in DEEPSEEK for m in (1, 16, 64, 128)),
         "blocks": tuple((m, *own) for m in (64, 128, 4096) for own in DEEPSEEK),
         "unaligned": ((4096, 4096, 7168), (4096, 4095, 7168), (4096, 4096, 7167), (4096, 4097, 7169), (999, 2047, 909)),
+        "grouped": ((8, 1024, 14336, 4096), (64, 128, 1408, 2048), (128, 64, 768, 2048), (64, 1, 1408, 2048),
+                    (128, 1, 1536, 2048), (256, 32, 2048, 7168)),  # experts, mean rows, n, k
         "layers": ((8192, 4096, 4096), (8192, 2048, 2048), (8192, 14336, 4096)),
     },
     "cpu": {
@@ -46,12 +58,13 @@ SIZES = {
         "few": ((1, 264, 512), (16, 264, 512)),
         "blocks": ((64, 256, 512),),
         "unaligned": ((64, 256, 512), (64, 255, 511)),
+        "grouped": ((4, 8, 256, 256),),
         "layers": ((64, 128, 256),),
     },
 }  # fmt: skip
 DEPTHS = {"cuda": (1024, 4096, 16384, 65536), "cpu": (256, 1024)}
 LLAMA = {"cuda": (2048, 4, 8192, 2048), "cpu": (64, 2, 64, 32)}  # width, layers, tokens, tokens of a sequence
-FAMILIES = ("large", "few", "blocks", "unaligned", "layers", "llama", "errors")
+FAMILIES = ("large", "few", "blocks", "unaligned", "grouped", "layers", "llama", "errors")
 LAYERS = {"fp8_row": "wide", "fp8_row_fp8": "fp8", "fp8_block": "wide", "fp8_block_fp8": "fp8"}  # weight_grad
 
 
@@ -167,6 +180,44 @@ def unaligned(device: str) -> Iterator[dict]:
             found = time_row(row, arms, device, 2.0 * m * n * k)
             best = best or found["tflops"]  # the first one is aligned
             yield {**found, "of_aligned": round(found["tflops"] / best, 3) if best else 0.0}
+
+
+def quantized_experts(x: Tensor, weights: Tensor, recipe: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a, b and their scales of experts' rows by weights (experts, n, k)."""
+    is_by_row = recipe == "row"
+    qx, scale_x = quantize_rows(x) if is_by_row else quantize_blocks(x)
+    each = [quantize_rows(own) if is_by_row else quantize_blocks(own, block_rows=128) for own in weights]
+    b, scale_b = (torch.stack(parts).mT for parts in zip(*each, strict=True))
+    return qx, b, scale_x, scale_b
+
+
+def grouped_arms(x: Tensor, weights: Tensor, given: tuple[Tensor, ...], offs: Tensor, recipe: str) -> Arms:
+    def by_torch_of_groups(is_fast: bool) -> Tensor:
+        a, b, scale_a, scale_b = given
+        vectors = scale_a.squeeze(1), scale_b.squeeze(1)
+        return torch._scaled_grouped_mm(a, b, *vectors, offs=offs, out_dtype=BF16, use_fast_accum=is_fast)
+
+    arms: Arms = {
+        "ours": lambda: scaled_grouped_matmul(*given, offs=offs),
+        "bf16": lambda: torch_tiledmm.grouped_matmul(x, weights.mT, offs=offs),
+    }
+    if recipe == "row":
+        arms |= {"slow": lambda: by_torch_of_groups(False), "fast": lambda: by_torch_of_groups(True)}
+    return arms
+
+
+def grouped(device: str) -> Iterator[dict]:
+    for experts, mean_rows, n, k in SIZES[device]["grouped"]:
+        x = torch.randn(experts * mean_rows, k, device=device, dtype=BF16) * k**-0.25
+        weights = torch.empty(experts, n, k, device=device, dtype=BF16).normal_(std=k**-0.25)
+        for recipe in ("row", "128x128"):
+            given = quantized_experts(x, weights, recipe)
+            for is_skewed in (False, True):
+                offs = torch.tensor(group_sizes(experts, mean_rows, is_skewed)).cumsum(0).int().to(device)
+                row = {"family": "grouped", "recipe": recipe, "is_skewed": is_skewed}
+                row |= {"experts": experts, "rows": mean_rows, "n": n, "k": k}
+                arms = grouped_arms(x, weights, given, offs, recipe)
+                yield time_row(row, arms, device, 2.0 * experts * mean_rows * n * k)
 
 
 def training_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
@@ -301,7 +352,8 @@ def measure(family: str, args: argparse.Namespace) -> Iterator[dict]:
         return products(family, ("row",), args.device)
     if family == "llama":
         return llama(args.device, args.width)
-    return {"blocks": blocks, "unaligned": unaligned, "layers": layers, "errors": errors}[family](args.device)
+    families = {"blocks": blocks, "unaligned": unaligned, "grouped": grouped, "layers": layers, "errors": errors}
+    return families[family](args.device)
 
 
 def summary(rows: list[dict]) -> Iterator[str]:

@@ -44,6 +44,9 @@ def test_all_families(bench, monkeypatch, tmp_path, capsys):
     assert any(row.get("slow_over_ours") == 1.5 for row in of["large"])
     assert [row["layout"] for row in of["unaligned"]] == ["NT", "NN", "TN", "TT"] * 2
     assert [row["of_aligned"] for row in of["unaligned"]] == [1.0] * 4 + [round(8.3 / 8.4, 3)] * 4
+    assert [(row["recipe"], row["is_skewed"], row["bf16_over_ours"]) for row in of["grouped"]] == [
+        (recipe, is_skewed, 2.0) for recipe in ("row", "128x128") for is_skewed in (False, True)
+    ]
     assert [row["arm"] for row in of["layers"]] == [row["arm"] for row in of["llama"]] == list(bench.LAYERS)
     assert all(row["torch_over_ours"] == 2.5 for row in of["layers"] + of["llama"])
     out = capsys.readouterr().out
