@@ -6,7 +6,9 @@ large, few: scales by row and, for many rows, by tensor; torch's arms are its sl
 and bf16 is our product in bfloat16. blocks: scales of 1 x 128 and 128 x 128, and of 1 x 128 twice; torch's arm is
 F.scaled_mm, where that has the recipe. unaligned: n and k that are no multiples of 16, and the four layouts, most of
 which torch refuses; the ratio is to ours on aligned rows, by flops. weight_only: a weight of 8 bits beside rows of 16,
-and on a CPU of 32 bits; bf16 or fp32 is our product with the weight in the rows' dtype, torch is its own. layers:
+and on a CPU of 32 bits; bf16 or fp32 is our product with the weight in the rows' dtype, torch is its own. grouped: rows
+of experts, in groups of one size and in skewed ones, by rows and by blocks of 128; torch's arms are those of
+torch._scaled_grouped_mm, by rows. layers:
 TiledLinear forward and backward, with quantisation. llama: a training step of a small model of Llama's kind, tokens at
 random. errors: relative Frobenius norms of the error against float64 of what the operands stand for; "wide" is that of
 our bfloat16 product of what was quantised, and "whole" that of ours with what quantisation loses. Quantisation alone is
@@ -24,10 +26,18 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from bench_grouped import group_sizes
 from torch import Tensor, nn
 
 import torch_tiledmm
-from torch_tiledmm import TiledLinear, quantize_blocks, quantize_rows, replace_linear, scaled_matmul
+from torch_tiledmm import (
+    TiledLinear,
+    quantize_blocks,
+    quantize_rows,
+    replace_linear,
+    scaled_grouped_matmul,
+    scaled_matmul,
+)
 from torch_tiledmm.testing.bench import describe_run, geomean, output_file, write_json
 from torch_tiledmm.testing.origin import describe_gpu_run
 from torch_tiledmm.testing.timing import time_arms, time_on_gpu
@@ -46,6 +56,8 @@ SIZES = {
         "blocks": tuple((m, *own) for m in (64, 128, 4096) for own in DEEPSEEK),
         "unaligned": ((4096, 4096, 7168), (4096, 4095, 7168), (4096, 4096, 7167), (4096, 4097, 7169), (999, 2047, 909)),
         "weight_only": ((4096, 4096), (14336, 4096), (4096, 14336), (7168, 2048), (2112, 7168), (24576, 1536)),
+        "grouped": ((8, 1024, 14336, 4096), (64, 128, 1408, 2048), (128, 64, 768, 2048), (64, 1, 1408, 2048),
+                    (128, 1, 1536, 2048), (256, 32, 2048, 7168)),  # experts, mean rows, n, k
         "layers": ((8192, 4096, 4096), (8192, 2048, 2048), (8192, 14336, 4096)),
     },
     "cpu": {
@@ -54,12 +66,13 @@ SIZES = {
         "blocks": ((64, 256, 512),),
         "unaligned": ((64, 256, 512), (64, 255, 511)),
         "weight_only": ((4096, 4096), (11008, 4096), (4096, 11008), (2048, 2048)),
+        "grouped": ((4, 8, 256, 256),),
         "layers": ((64, 128, 256),),
     },
 }  # fmt: skip
 DEPTHS = {"cuda": (1024, 4096, 16384, 65536), "cpu": (256, 1024)}
 LLAMA = {"cuda": (2048, 4, 8192, 2048), "cpu": (64, 2, 64, 32)}  # width, layers, tokens, tokens of a sequence
-FAMILIES = ("large", "few", "blocks", "unaligned", "weight_only", "layers", "llama", "errors")
+FAMILIES = ("large", "few", "blocks", "unaligned", "weight_only", "grouped", "layers", "llama", "errors")
 LAYERS = {"fp8_row": "wide", "fp8_row_fp8": "fp8", "fp8_block": "wide", "fp8_block_fp8": "fp8"}  # weight_grad
 
 
@@ -203,6 +216,44 @@ def weight_only(device: str) -> Iterator[dict]:
                 yield time_row(row, arms, device, 2.0 * m * n * k, seconds=0.05 if device == "cuda" else 0.6)
 
 
+def quantized_experts(x: Tensor, weights: Tensor, recipe: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a, b and their scales of experts' rows by weights (experts, n, k)."""
+    is_by_row = recipe == "row"
+    qx, scale_x = quantize_rows(x) if is_by_row else quantize_blocks(x)
+    each = [quantize_rows(own) if is_by_row else quantize_blocks(own, block_rows=128) for own in weights]
+    b, scale_b = (torch.stack(parts).mT for parts in zip(*each, strict=True))
+    return qx, b, scale_x, scale_b
+
+
+def grouped_arms(x: Tensor, weights: Tensor, given: tuple[Tensor, ...], offs: Tensor, recipe: str) -> Arms:
+    def by_torch_of_groups(is_fast: bool) -> Tensor:
+        a, b, scale_a, scale_b = given
+        vectors = scale_a.squeeze(1), scale_b.squeeze(1)
+        return torch._scaled_grouped_mm(a, b, *vectors, offs=offs, out_dtype=BF16, use_fast_accum=is_fast)
+
+    arms: Arms = {
+        "ours": lambda: scaled_grouped_matmul(*given, offs=offs),
+        "bf16": lambda: torch_tiledmm.grouped_matmul(x, weights.mT, offs=offs),
+    }
+    if recipe == "row":
+        arms |= {"slow": lambda: by_torch_of_groups(False), "fast": lambda: by_torch_of_groups(True)}
+    return arms
+
+
+def grouped(device: str) -> Iterator[dict]:
+    for experts, mean_rows, n, k in SIZES[device]["grouped"]:
+        x = torch.randn(experts * mean_rows, k, device=device, dtype=BF16) * k**-0.25
+        weights = torch.empty(experts, n, k, device=device, dtype=BF16).normal_(std=k**-0.25)
+        for recipe in ("row", "128x128"):
+            given = quantized_experts(x, weights, recipe)
+            for is_skewed in (False, True):
+                offs = torch.tensor(group_sizes(experts, mean_rows, is_skewed)).cumsum(0).int().to(device)
+                row = {"family": "grouped", "recipe": recipe, "is_skewed": is_skewed}
+                row |= {"experts": experts, "rows": mean_rows, "n": n, "k": k}
+                arms = grouped_arms(x, weights, given, offs, recipe)
+                yield time_row(row, arms, device, 2.0 * experts * mean_rows * n * k)
+
+
 def training_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
     own = x.clone().requires_grad_()
     wanted = [own, *layer.parameters()]
@@ -335,8 +386,8 @@ def measure(family: str, args: argparse.Namespace) -> Iterator[dict]:
         return products(family, ("row",), args.device)
     if family == "llama":
         return llama(args.device, args.width)
-    own = {"blocks": blocks, "unaligned": unaligned, "weight_only": weight_only, "layers": layers, "errors": errors}
-    return own[family](args.device)
+    families = {"blocks": blocks, "unaligned": unaligned, "weight_only": weight_only, "grouped": grouped}
+    return (families | {"layers": layers, "errors": errors})[family](args.device)
 
 
 def summary(rows: list[dict]) -> Iterator[str]:

@@ -48,7 +48,16 @@ from .experts import ExpertRouting  # noqa: E402
 from .gated import TiledGatedMLP, replace_gated_mlp, restore_gated_mlp  # noqa: E402
 from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
-from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul, scaled_matmul  # noqa: E402
+from .ops import (  # noqa: E402
+    addmm,
+    gated_grouped_matmul,
+    gated_linear,
+    grouped_matmul,
+    linear,
+    matmul,
+    scaled_grouped_matmul,
+    scaled_matmul,
+)
 from .quantize import quantize_blocks, quantize_rows  # noqa: E402
 from .quantized import QuantizedLinear, quantize_linear  # noqa: E402
 
@@ -79,6 +88,7 @@ __all__ = [
     "report",
     "restore_gated_mlp",
     "restore_linear",
+    "scaled_grouped_matmul",
     "scaled_matmul",
     "use_algorithm",
 ]

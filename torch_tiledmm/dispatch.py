@@ -172,6 +172,7 @@ _OPERATORS = frozenset(
         torch.ops.tiledmm.gated_linear,
         torch.ops.tiledmm.linear_weight_grads,
         torch.ops.tiledmm.scaled_matmul,
+        torch.ops.tiledmm.scaled_grouped_matmul,
         torch.ops.tiledmm._weight_only,
     )
     for name in (packet, packet.default)
@@ -259,9 +260,9 @@ def explain(
     fp32_precision allows it. Nothing is computed.
 
     e4m3 and e5m2 (torch.float8_e4m3fn, torch.float8_e5m2) are dtypes of operands alone. Of A and B, in any mix: the
-    product is that of `scaled_matmul` with a scale for each row and column, which has no batch and no groups, and a
-    result in bf16 by default. Of B alone: it is that of a layer of recipe "fp8_weight_only". Where no kernel reads 8
-    bits, the choice is empty, and the reason says what is computed instead.
+    product is that of `scaled_matmul`, or of `scaled_grouped_matmul`, with a scale for each row and column, which has
+    no batch, and a result in bf16 by default. Of B alone: it is that of a layer of recipe "fp8_weight_only". Where no
+    kernel reads 8 bits, the choice is empty, and the reason says what is computed instead.
 
     Of operands of two dtypes on a GPU these are the kernels that convert as they load. By "auto" the operators convert
     what has 16 bits first: what they compute then is the product in fp32, by "split" where n is at least 256.
@@ -289,9 +290,8 @@ def explain(
         raise ValueError(f"groups: got {groups} with a batch of {batch}, expected one of them")
     a_dtype = as_dtype(dtype, DTYPES | FP8_DTYPES)
     own_b_dtype = None if b_dtype is None else as_dtype(b_dtype, DTYPES | FP8_DTYPES)
-    if (batch or groups) and not {a_dtype, own_b_dtype}.isdisjoint(FP8_DTYPES.values()):
-        given = f"batch: got {batch}" if batch else f"groups: got {groups}"
-        raise ValueError(f"{given} with operands of 8 bits, expected 0: scaled_matmul has neither")
+    if batch and not {a_dtype, own_b_dtype}.isdisjoint(FP8_DTYPES.values()):
+        raise ValueError(f"batch: got {batch} with operands of 8 bits, expected 0: scaled_matmul has none")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     if plans_of is not None:

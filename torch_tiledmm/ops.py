@@ -437,6 +437,54 @@ def scaled_matmul(
     return out
 
 
+def scaled_grouped_matmul(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    offs: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = torch.bfloat16,
+    activation: str = "none",
+    algorithm: str = "auto",
+) -> Tensor:
+    """`scaled_matmul` of rows in groups, each with a matrix and scales of its own, as experts have them in 8 bits:
+
+        a, b = torch.randn(8, 256).to(torch.float8_e4m3fn), torch.randn(3, 256, 32).to(torch.float8_e4m3fn)
+        offs = torch.tensor([2, 2, 7], dtype=torch.int32)  # groups of 2, 0 and 5 rows; the last row is in none
+        scaled_grouped_matmul(a, b, torch.rand(8, 1), torch.rand(3, 1, 32), offs=offs)  # by row of a and column of b
+        scaled_grouped_matmul(a, b, torch.rand(8, 2), torch.rand(3, 2, 1), offs=offs)   # by 1 x 128 and 128 x 128
+
+    Args:
+        a: (m, k), rows of each group one after the other; float8_e4m3fn or float8_e5m2; any strides.
+        b: (groups, k, n), float8_e4m3fn or float8_e5m2, not always that of `a`; device of `a`; any strides.
+        scale_a, scale_b: float32, any strides, device of `a`. Their shapes say how they are shared, and both are of one
+            of these kinds (a size is divided by 128 and rounded up):
+
+                tensor or row   scale_a: one element, (m, 1) or (m,)
+                                scale_b: one element, (groups, 1, 1), (groups, 1, n) or (groups, n)
+                blocks of 128   scale_a: (m, k / 128)     scale_b: (groups, k / 128, n / 128)
+
+        offs: (groups,), int32, device of `a`: where each group ends, as in `grouped_matmul`. A CPU's are checked.
+        bias: (groups, n), float32, float16 or bfloat16; added before the activation.
+        out_dtype, activation, algorithm: as in `scaled_matmul`.
+
+    Returns:
+        (m, n), contiguous. Rows behind the last group are 0, whatever `a` has there. Row i of group g has the bits of
+        `scaled_matmul(a[i], b[g])` with the scales of both, on a CPU and by Hopper's kernels, whatever else is in the
+        call. Hopper reads blocks of 128 in e4m3 by e4m3, and all mixes by row; what else there is, and what other GPUs
+        and CPUs compute, are products of converted operands, as by `scaled_matmul`.
+
+    Raises:
+        As `scaled_matmul` and `grouped_matmul`. There are no gradients, and torch.vmap is refused.
+    """
+    out: Tensor = torch.ops.tiledmm.scaled_grouped_matmul.default(
+        a, b, scale_a, scale_b, offs, bias, out_dtype=out_dtype, activation=activation, algorithm=algorithm
+    )
+    return out
+
+
 def _need_grad(*operands: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(own is not None and own.requires_grad for own in operands)
 
@@ -446,6 +494,7 @@ _register_builtin(matmul, "tiledmm::matmul")
 _register_builtin(linear, "tiledmm::linear")
 _register_builtin(grouped_matmul, "tiledmm::grouped_matmul")
 _register_builtin(scaled_matmul, "tiledmm::scaled_matmul")
+_register_builtin(scaled_grouped_matmul, "tiledmm::scaled_grouped_matmul")
 
 
 def has_own_products(tensor: object) -> bool:
@@ -718,6 +767,13 @@ def _no_vmap_of_scales(info: object, in_dims: Sequence[int | None], *operands: T
     )
 
 
+def _no_vmap_of_scaled_groups(info: object, in_dims: Sequence[int | None], *operands: Tensor, **options: Any) -> Any:
+    raise NotImplementedError(
+        "scaled_grouped_matmul: got operands under torch.vmap; accepted are plain ones, since groups are a batch of "
+        "their own"
+    )
+
+
 def _ordered_sum_vmap(
     info: object, in_dims: Sequence[int | None], a: Tensor, dims: Sequence[int]
 ) -> tuple[Tensor, int]:
@@ -795,6 +851,7 @@ def _register() -> None:
         ("tiledmm::grouped_matmul", _no_vmap_of_groups),
         ("tiledmm::gated_grouped_matmul", _no_vmap_of_groups),
         ("tiledmm::scaled_matmul", _no_vmap_of_scales),
+        ("tiledmm::scaled_grouped_matmul", _no_vmap_of_scaled_groups),
         ("tiledmm::ordered_sum", _ordered_sum_vmap),
     ):
         torch.library.register_vmap(name, rule)
@@ -807,6 +864,7 @@ def _register() -> None:
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
         (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
+        (torch.ops.tiledmm.scaled_grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.gated_grouped_matmul, _gated_grouped_matmul_flops),
         (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),
     ):

@@ -431,18 +431,34 @@ Tensor gated_grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, 
 }
 
 // Operands of 8 bits are rounded, which has no derivative; whoever made them knows what stands for it.
-Tensor scaled_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                              const Tensor& scale_b, const OptionalTensor& bias, OptionalDtype out_dtype,
-                              std::string_view activation, std::string_view algorithm) {
-  for (const auto& [name, tensor] :
-       {std::pair("a", a), {"b", b}, {"scale_a", scale_a}, {"scale_b", scale_b}, {"bias", bias.value_or(Tensor())}}) {
+void refuse_derivatives(const char* who, const std::initializer_list<std::pair<const char*, Tensor>>& tensors) {
+  for (const auto& [name, tensor] : tensors) {
     const Wanted wanted(tensor);
-    TORCH_CHECK_NOT_IMPLEMENTED(wanted.nothing(), "tiledmm: scaled_matmul has no gradients, and ", name,
+    TORCH_CHECK_NOT_IMPLEMENTED(wanted.nothing(), "tiledmm: ", who, " has no gradients, and ", name,
                                 wanted.grad ? " requires grad" : " has a tangent",
                                 "; accepted are tensors without, as detach() makes them, or torch.no_grad()");
   }
+}
+
+Tensor scaled_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                              const Tensor& scale_b, const OptionalTensor& bias, OptionalDtype out_dtype,
+                              std::string_view activation, std::string_view algorithm) {
+  refuse_derivatives(
+      "scaled_matmul",
+      {{"a", a}, {"b", b}, {"scale_a", scale_a}, {"scale_b", scale_b}, {"bias", bias.value_or(Tensor())}});
   return scaled_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, b, scale_a, scale_b, bias, out_dtype,
                                        activation, algorithm);
+}
+
+Tensor scaled_grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                      const Tensor& scale_b, const Tensor& offs, const OptionalTensor& bias,
+                                      OptionalDtype out_dtype, std::string_view activation,
+                                      std::string_view algorithm) {
+  refuse_derivatives(
+      "scaled_grouped_matmul",
+      {{"a", a}, {"b", b}, {"scale_a", scale_a}, {"scale_b", scale_b}, {"bias", bias.value_or(Tensor())}});
+  return scaled_grouped_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, b, scale_a, scale_b, offs, bias,
+                                               out_dtype, activation, algorithm);
 }
 
 Tensor ordered_sum_autograd(c10::DispatchKeySet keys, const Tensor& a, at::IntArrayRef dims) {
@@ -489,6 +505,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("grouped_matmul", &grouped_matmul_autograd);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul_autograd);
   m.impl("scaled_matmul", &scaled_matmul_autograd);
+  m.impl("scaled_grouped_matmul", &scaled_grouped_matmul_autograd);
   m.impl("ordered_sum", &ordered_sum_autograd);
   // What linear's derivative calls has none of its own: a backward pass through it raises.
   m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());

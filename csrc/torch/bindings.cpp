@@ -54,6 +54,11 @@ TORCH_LIBRARY(tiledmm, m) {
       "scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, *, "
       "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
       tags);
+  // The same for rows in groups that end at offs, each with a matrix of b of its own and its scales.
+  m.def(
+      "scaled_grouped_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
+      tags);
   // activation(x q^T * scale^T + bias): elements of q have 8 bits and a scale for each row, those of x 16 or 32.
   m.def(
       "_weight_only(Tensor x, Tensor q, Tensor scale, Tensor? bias, *, ScalarType out_dtype, str activation=\"none\", "

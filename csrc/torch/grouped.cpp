@@ -24,6 +24,14 @@ void check_offs(const Tensor& offs, int64_t size) {
   }
 }
 
+Tensor set_ends(GemmProblem& problem, Grouping grouping, const Tensor& offs, int64_t size) {
+  Tensor ends = offs.contiguous();
+  problem.grouping = grouping;
+  problem.group_ends = ends.const_data_ptr<int32_t>();
+  if (ends.is_cpu()) check_offs(ends, size);
+  return ends;
+}
+
 namespace {
 
 Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
@@ -69,7 +77,7 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up,
-                     bool by_production) {
+                     bool by_production, bool may_use_tf32) {
   const TorchOnOneThreadInChild own_thread;
   const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
   const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
@@ -93,17 +101,14 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
   problem.num_batch_dims = 1;
   Tensor ends;
   if (shape.form != GroupedForm::batch) {
-    ends = offs->contiguous();
-    problem.grouping = shape.form == GroupedForm::k ? Grouping::k : Grouping::rows;
-    problem.group_ends = ends.const_data_ptr<int32_t>();
-    // The host cannot read a GPU's without waiting; kernels there stay inside of the operands whatever they are.
-    if (ends.is_cpu()) check_offs(ends, shape.grouped_size(a, b));
+    const Grouping grouping = shape.form == GroupedForm::k ? Grouping::k : Grouping::rows;
+    ends = set_ends(problem, grouping, *offs, shape.grouped_size(a, b));
   }
   if (by_production && a.is_cuda()) {
     const c10::DeviceGuard guard(a.device());  // the question makes that device the current one
     if (!tiledmm_gpu_serves(&problem, algorithm, a.get_device(), true)) return {Status::unsupported};
   }
-  return compute(problem, algorithm, a.device());
+  return compute(problem, algorithm, a.device(), may_use_tf32);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {

@@ -49,7 +49,7 @@ constexpr const char* kOperators[] = {"matmul",         "matmul_out",           
                                       "linear_and_sum", "linear_weight_grads",  "activate",      "activate_backward",
                                       "ordered_sum",    "gated_linear",         "gated",         "gated_backward",
                                       "grouped_matmul", "gated_grouped_matmul", "quantize_rows", "quantize_blocks",
-                                      "scaled_matmul"};
+                                      "scaled_matmul",  "scaled_grouped_matmul"};
 
 // Not every key without a kernel of its own: tensors of other devices may have a fallback, which copies them to the
 // CPU.

@@ -47,6 +47,10 @@ using GatedGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& g
 using ScaledMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
                                   const at::Tensor& scale_b, const std::optional<at::Tensor>& bias,
                                   OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm);
+using ScaledGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
+                                         const at::Tensor& scale_b, const at::Tensor& offs,
+                                         const std::optional<at::Tensor>& bias, OptionalDtype out_dtype,
+                                         std::string_view activation, std::string_view algorithm);
 using OrderedSumOp = at::Tensor(const at::Tensor& a, at::IntArrayRef dims);
 using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
                                                                std::string_view algorithm);
@@ -71,6 +75,7 @@ TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(gated_grouped_matmul, GatedGroupedMatmulOp)
 TILEDMM_OPERATOR(scaled_matmul, ScaledMatmulOp)
+TILEDMM_OPERATOR(scaled_grouped_matmul, ScaledGroupedMatmulOp)
 TILEDMM_OPERATOR(ordered_sum, OrderedSumOp)
 #undef TILEDMM_OPERATOR
 

@@ -114,6 +114,15 @@ Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, co
   return empty(a, ScaledShape<SymInt>(a, b, scale_a, scale_b, bias).out, dtypes.result);
 }
 
+Tensor scaled_grouped_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                             const Tensor& offs, const std::optional<Tensor>& bias, OptionalDtype out_dtype,
+                             std::string_view activation, std::string_view algorithm) {
+  const ProductDtypes dtypes = scaled_dtypes(a, b, scale_a, scale_b, bias, out_dtype);
+  to_activation(activation);
+  to_algorithm(algorithm);
+  return empty(a, ScaledGroupedShape<SymInt>(a, b, scale_a, scale_b, offs, bias).groups.out, dtypes.result);
+}
+
 Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const std::optional<Tensor>& bias,
                    at::ScalarType out_dtype, std::string_view activation, std::string_view algorithm) {
   weight_only_dtypes(x, q, scale, bias, out_dtype);
@@ -170,6 +179,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("scaled_grouped_matmul", &scaled_grouped_matmul);
   m.impl("_widen_float8", &widen_float8);
   m.impl("_weight_only", &weight_only);
   m.impl("ordered_sum", &ordered_sum);

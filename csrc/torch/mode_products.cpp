@@ -290,13 +290,13 @@ struct ScaledCall {
 };
 bool is_given(const std::optional<Tensor>& tensor) { return tensor && tensor->defined(); }
 
-const char* multiply_scaled(Override& own, const ScaledCall& call, Tensor& out) {
-  const at::ScalarType result = call.out_dtype.value_or(call.a.scalar_type());
+// Why a call is none of ours, whatever its shapes; null if it may be.
+const char* refuse_scaled(const ScaledCall& call, at::ScalarType result) {
   for (const Tensor* operand : {&call.a, &call.b}) {
     if (!fp8_dtype_of(operand->scalar_type())) return "operands other than float8_e4m3fn and float8_e5m2";
     if (const char* reason = refuse_tensor(*operand, call.a, operand->scalar_type())) return reason;
   }
-  if (!dtype_of(result) || (out.defined() && out.scalar_type() != result)) return "a result of another dtype";
+  if (!dtype_of(result)) return "a result of another dtype";
   if (is_given(call.scale_result)) return "a scale of the result";
   for (const Tensor* scale : {&call.scale_a, &call.scale_b}) {
     if (scale->scalar_type() != at::kFloat) return "scales of another dtype";
@@ -305,6 +305,24 @@ const char* multiply_scaled(Override& own, const ScaledCall& call, Tensor& out) 
   if (is_given(call.bias)) {
     if (const char* reason = refuse_tensor(*call.bias, call.a, call.bias->scalar_type())) return reason;
   }
+  return nullptr;
+}
+
+// Computes by the mode's algorithm, or by auto; why torch's kernel is to do it, else null.
+template <class Multiply>
+const char* served_by_8_bits(Override& own, const Multiply& multiply) {
+  Outcome outcome = multiply(algorithm());
+  if (outcome.status == Status::unsupported && algorithm() != 0) outcome = multiply(0);
+  if (outcome.status == Status::unsupported) return "operands of 8 bits without a kernel for this GPU";
+  outcome.raise();
+  own.served.count(outcome.kernel ? outcome.kernel : "an empty result");
+  return nullptr;
+}
+
+const char* multiply_scaled(Override& own, const ScaledCall& call, Tensor& out) {
+  const at::ScalarType result = call.out_dtype.value_or(call.a.scalar_type());
+  if (const char* reason = refuse_scaled(call, result)) return reason;
+  if (out.defined() && out.scalar_type() != result) return "a result of another dtype";
   if (!fit<2, 2>(call.a, call.b)) return "shapes that do not fit";
   const at::IntArrayRef of_rows[] = {call.scale_a.sizes(), call.scale_b.sizes()};
   const bool is_by_tensor = call.scale_a.numel() == 1 && call.scale_b.numel() == 1;
@@ -329,11 +347,7 @@ const char* multiply_scaled(Override& own, const ScaledCall& call, Tensor& out) 
     return scaled_into(call.a, call.b, call.scale_a, call.scale_b, call.bias, own_out, *shape, dtypes, Activation::none,
                        algorithm, call.a.is_cpu());
   };
-  Outcome outcome = multiply(algorithm());
-  if (outcome.status == Status::unsupported && algorithm() != 0) outcome = multiply(0);
-  if (outcome.status == Status::unsupported) return "operands of 8 bits without a kernel for this GPU";
-  outcome.raise();
-  own.served.count(outcome.kernel ? outcome.kernel : "an empty result");
+  if (const char* reason = served_by_8_bits(own, multiply)) return reason;
   if (!out.defined()) {
     out = own_out;
     return nullptr;
@@ -363,6 +377,48 @@ Kernel scaled_out(Override& own) {
     own.left.count(reason);
     own.call_original(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, out);
     return out;
+  });
+}
+
+// The same of groups of rows, by torch's one recipe: scales of rows of a and of columns of each b.
+const char* multiply_scaled_groups(Override& own, const ScaledCall& call, const std::optional<Tensor>& offs,
+                                   Tensor& out) {
+  const at::ScalarType result = call.out_dtype.value_or(at::kBFloat16);
+  if (const char* reason = refuse_scaled(call, result)) return reason;
+  if (call.a.dim() != 2 || call.b.dim() != 3 || !is_given(offs)) return "groups other than of rows";
+  if (!call.scale_a.sizes().equals({call.a.size(0)}) ||
+      !call.scale_b.sizes().equals({call.b.size(0), call.b.size(2)})) {
+    return "scales other than by row";
+  }
+  std::optional<ScaledGroupedShape<int64_t>> shape;
+  ProductDtypes dtypes;
+  try {
+    shape.emplace(call.a, call.b, call.scale_a, call.scale_b, *offs, call.bias);
+    dtypes = scaled_dtypes(call.a, call.b, call.scale_a, call.scale_b, call.bias, result);
+    if (call.a.is_cpu()) check_offs(*offs, call.a.size(0));
+  } catch (const c10::Error&) {
+    return "operands that do not fit";
+  }
+  const Tensor own_out = new_result(shape->groups.out, call.a.options().dtype(result));
+  const auto multiply = [&](int32_t algorithm) {
+    return scaled_grouped_into(call.a, call.b, call.scale_a, call.scale_b, *offs, call.bias, own_out, *shape, dtypes,
+                               Activation::none, algorithm, call.a.is_cpu());
+  };
+  if (const char* reason = served_by_8_bits(own, multiply)) return reason;
+  out = own_out;
+  return nullptr;
+}
+Kernel scaled_grouped(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                       const std::optional<Tensor>& offs, const std::optional<Tensor>& bias,
+                       const std::optional<Tensor>& scale_result, std::optional<at::ScalarType> out_dtype,
+                       bool use_fast_accum) {
+    Tensor out;
+    const char* reason =
+        multiply_scaled_groups(own, {a, b, scale_a, scale_b, bias, scale_result, out_dtype}, offs, out);
+    if (!reason) return out;
+    own.left.count(reason);
+    return own.call_original(a, b, scale_a, scale_b, offs, bias, scale_result, out_dtype, use_fast_accum);
   });
 }
 
@@ -401,6 +457,7 @@ const std::vector<Row>& products() {
       {"_grouped_mm", grouped},
       {"_scaled_mm", scaled},
       {"_scaled_mm.out", scaled_out},
+      {"_scaled_grouped_mm", scaled_grouped},
   };
   return rows;
 }

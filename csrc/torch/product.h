@@ -66,13 +66,18 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
                  const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32 = true,
                  const at::Tensor& added = at::Tensor(), double beta = 1, double alpha = 1);
 
+// Tells a problem where its groups of `size` rows, or elements of k, end: in the tensor that comes back. The ends of a
+// CPU are checked; the host cannot read a GPU's without waiting, and kernels there stay inside of the operands whatever
+// they are.
+at::Tensor set_ends(GemmProblem& problem, Grouping grouping, const at::Tensor& offs, int64_t size);
+
 // out = activation(a b + bias) for groups, all checked, out of the right shape; see GroupedShape. With `up`, which has
 // b's shape and strides: activation(a b) * (a up), unless no kernel has that, as the outcome says. by_production: on a
-// GPU not by the ladder.
+// GPU not by the ladder. may_use_tf32: as torch's setting has it.
 Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                      const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm,
-                     const at::Tensor& up = at::Tensor(), bool by_production = false);
+                     const at::Tensor& up = at::Tensor(), bool by_production = false, bool may_use_tf32 = true);
 // Whether two weights without biases are such that a kernel may read both in one pass.
 bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
                      const std::optional<at::Tensor>& up_bias, const ProductDtypes& dtypes);
@@ -82,6 +87,13 @@ bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::op
 Outcome scaled_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a, const at::Tensor& scale_b,
                     const std::optional<at::Tensor>& bias, const at::Tensor& out, const ScaledShape<int64_t>& shape,
                     const ProductDtypes& dtypes, Activation activation, int32_t algorithm, bool may_widen = true);
+
+// The same of groups; see ScaledGroupedShape.
+Outcome scaled_grouped_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
+                            const at::Tensor& scale_b, const at::Tensor& offs, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& out, const ScaledGroupedShape<int64_t>& shape,
+                            const ProductDtypes& dtypes, Activation activation, int32_t algorithm,
+                            bool may_widen = true);
 
 // Raises where groups' ends, on the CPU, decrease or leave `size`.
 void check_offs(const at::Tensor& offs, int64_t size);

@@ -1,6 +1,9 @@
-// CPU and CUDA (which is ROCm, too) kernels of products of operands of 8 bits with scales, both or the second alone.
-// Where no kernel reads 8 bits, the operands are widened, and the product is one of the other kernels'.
+// CPU and CUDA (which is ROCm, too) kernels of products of operands of 8 bits with scales, both or the second alone,
+// and of groups of rows. Where no kernel reads 8 bits, the operands are widened, and the product is one of the other
+// kernels'.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/searchsorted.h>
 #include <torch/library.h>
 
 #include <utility>
@@ -21,9 +24,16 @@ Tensor as_matrix(const Tensor& scale, int64_t row_dim) {
   return scale.dim() == 1 ? scale.unsqueeze(1 - row_dim) : scale;
 }
 
-Scales to_scales(const Tensor& scale, int64_t row_dim, int32_t rows_of_block) {
-  const auto stride = [&](int64_t dim) { return scale.size(dim) == 1 ? 0 : scale.stride(dim); };
-  return {scale.const_data_ptr<float>(), stride(row_dim), stride(1 - row_dim), rows_of_block};
+// Scales of a B for each group as (groups, blocks of k, columns of B), with a size of 1 where one is shared by all.
+Tensor as_batch(const Tensor& scale) {
+  if (scale.numel() == 1) return scale.reshape({1, 1, 1});
+  return scale.dim() == 2 ? scale.unsqueeze(1) : scale;
+}
+
+int64_t stride_of(const Tensor& scale, int64_t dim) { return scale.size(dim) == 1 ? 0 : scale.stride(dim); }
+
+Scales to_scales(const Tensor& scale, int64_t row_dim, int64_t k_dim, int32_t rows_of_block) {
+  return {scale.const_data_ptr<float>(), stride_of(scale, row_dim), stride_of(scale, k_dim), rows_of_block};
 }
 
 // Each element `count` times along a dimension, `size` elements in all.
@@ -56,13 +66,14 @@ Tensor widen_float8(const Tensor& operand, at::ScalarType dtype) {
 }
 
 // An operand in fp32, with its blocks' scales multiplied in.
-Tensor scaled_operand(const Tensor& operand, const Tensor& scale, int64_t row_dim, int32_t rows_of_block) {
-  const int64_t k_dim = 1 - row_dim;
+Tensor scaled_operand(const Tensor& operand, const Tensor& scale, int64_t row_dim, int64_t k_dim,
+                      int32_t rows_of_block) {
   const Tensor of_rows = repeated(scale, row_dim, rows_of_block, operand.size(row_dim));
   return widen_float8(operand, at::kFloat).mul_(repeated(of_rows, k_dim, kScaledK, operand.size(k_dim)));
 }
 
-// The operands of a product, all checked; scales as matrices, a bias, if it is defined, in the dtype of C.
+// The operands of a product, all checked; scales as matrices, those of a B for each group as a batch of them; a bias,
+// if it is defined, in the dtype of C.
 struct Operands {
   Tensor a, b, scale_a, scale_b, bias;
 };
@@ -97,16 +108,41 @@ Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Act
   const bool has_blocks = shape.scaling == Scaling::blocks;
   // Both dtypes of 8 bits are exact in bf16.
   const Tensor a =
-      has_blocks ? scaled_operand(own.a, own.scale_a, 0, shape.rows_of_block_a) : widen_float8(own.a, at::kBFloat16);
+      has_blocks ? scaled_operand(own.a, own.scale_a, 0, 1, shape.rows_of_block_a) : widen_float8(own.a, at::kBFloat16);
   const Tensor b =
-      has_blocks ? scaled_operand(own.b, own.scale_b, 1, shape.rows_of_block_b) : widen_float8(own.b, at::kBFloat16);
+      has_blocks ? scaled_operand(own.b, own.scale_b, 1, 0, shape.rows_of_block_b) : widen_float8(own.b, at::kBFloat16);
   const Outcome outcome = wide_product(a, b, algorithm, sums);
   if (outcome.status == Status::ok)
     finish(sums, has_blocks ? Tensor() : own.scale_a.mul(own.scale_b), own.bias, activation);
   return outcome;
 }
 
-// The problem but for its scales.
+// The same of groups. What follows the sums is that of each row's group, which the device knows alone; rows of no group
+// stay 0.
+Outcome widened_groups_into(const Operands& own, const Tensor& offs, const ScaledGroupedShape<int64_t>& shape,
+                            Activation activation, int32_t algorithm, const Tensor& sums) {
+  const bool has_blocks = shape.scaling == Scaling::blocks;
+  const Tensor a = has_blocks ? scaled_operand(own.a, own.scale_a, 0, 1, 1) : widen_float8(own.a, at::kBFloat16);
+  const Tensor b = has_blocks ? scaled_operand(own.b, own.scale_b, 2, 1, kScaledK) : widen_float8(own.b, at::kBFloat16);
+  const DType wide = has_blocks ? DType::f32 : DType::bf16;
+  const Outcome outcome =
+      grouped_into(a, b, offs, std::nullopt, sums, shape.groups, {wide, wide, DType::f32, DType::f32, at::kFloat},
+                   Activation::none, algorithm, Tensor(), /*by_production=*/false, /*may_use_tf32=*/false);
+  if (outcome.status != Status::ok || sums.numel() == 0 || shape.groups.num_groups == 0) return outcome;
+  const Tensor rows = at::arange(sums.size(0), offs.options());
+  const Tensor last_end = offs.narrow(0, shape.groups.num_groups - 1, 1);
+  const Tensor group_of = at::searchsorted(offs.contiguous(), rows, /*out_int32=*/false, /*right=*/true)
+                              .clamp_(0, shape.groups.num_groups - 1);
+  const auto of_rows = [&](const Tensor& of_groups) {
+    return of_groups.size(0) == 1 ? of_groups : of_groups.index_select(0, group_of);
+  };
+  finish(sums, has_blocks ? Tensor() : own.scale_a.mul(of_rows(own.scale_b.squeeze(1))),
+         own.bias.defined() ? of_rows(own.bias) : Tensor(), activation);
+  Tensor(sums).masked_fill_(rows.ge(last_end).unsqueeze(1), 0);
+  return outcome;
+}
+
+// The problem but for its scales and groups.
 GemmProblem problem_of(const Operands& own, const ProductDtypes& dtypes, Activation activation, const Tensor& c) {
   GemmProblem problem{};
   dtypes.set(problem);
@@ -114,7 +150,7 @@ GemmProblem problem_of(const Operands& own, const ProductDtypes& dtypes, Activat
   problem.activation = activation;
   if (own.bias.defined()) {
     problem.bias = own.bias.const_data_ptr();
-    problem.stride_bias_n = own.bias.stride(0);
+    problem.stride_bias_n = own.bias.stride(-1);
   }
   problem.c = c.mutable_data_ptr();
   problem.stride_cm = c.stride(0), problem.stride_cn = c.stride(1);
@@ -149,7 +185,7 @@ Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const 
   const int32_t own_algorithm = to_algorithm(algorithm);
   GemmProblem problem = problem_of(own, dtypes, own_activation, c);
   problem.scaling = Scaling::rows;
-  problem.scale_b = to_scales(own.scale_b, 1, 1);
+  problem.scale_b = to_scales(own.scale_b, 1, 0, 1);
   Outcome outcome = compute(problem, own_algorithm, x.device(), false);
   Tensor result = c;
   if (outcome.status == Status::unsupported) {
@@ -178,6 +214,37 @@ Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, co
   return out;
 }
 
+Tensor scaled_grouped_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                             const Tensor& offs, const std::optional<Tensor>& bias, OptionalDtype out_dtype,
+                             std::string_view activation, std::string_view algorithm) {
+  for (const NamedTensor& operand : {NamedTensor{"a", a}, NamedTensor{"b", b}, NamedTensor{"scale_a", scale_a},
+                                     NamedTensor{"scale_b", scale_b}, NamedTensor{"offs", offs}}) {
+    check_operand(operand.name, operand.tensor);
+  }
+  if (bias && bias->defined()) check_operand("bias", *bias);
+  const ProductDtypes dtypes = scaled_dtypes(a, b, scale_a, scale_b, bias, out_dtype);
+  const ScaledGroupedShape<int64_t> shape(a, b, scale_a, scale_b, offs, bias);
+  const Tensor out = new_result(shape.groups.out, a.options().dtype(dtypes.result));
+  scaled_grouped_into(a, b, scale_a, scale_b, offs, bias, out, shape, dtypes, to_activation(activation),
+                      to_algorithm(algorithm))
+      .raise();
+  return out;
+}
+
+// The result in `out`: of a kernel that reads 8 bits, which stores C, or, where there is none, of widen(sums).
+template <class Widen>
+Outcome compute_or_widen(GemmProblem& problem, int32_t algorithm, bool may_widen, const Tensor& c, const Tensor& out,
+                         const Widen& widen) {
+  Outcome outcome = compute(problem, algorithm, out.device(), false);
+  Tensor result = c;
+  if (outcome.status == Status::unsupported && may_widen) {
+    result = place_of_sums(c);
+    outcome = widen(result);
+  }
+  if (outcome.status == Status::ok && !result.is_same(out)) Tensor(out).copy_(result);
+  return outcome;
+}
+
 }  // namespace
 
 Outcome scaled_into(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
@@ -189,25 +256,43 @@ Outcome scaled_into(const Tensor& a, const Tensor& b, const Tensor& scale_a, con
   if (bias && bias->defined()) own.bias = bias->to(c.scalar_type());
   GemmProblem problem = problem_of(own, dtypes, activation, c);
   problem.scaling = shape.scaling;
-  problem.scale_a = to_scales(own.scale_a, 0, shape.rows_of_block_a);
-  problem.scale_b = to_scales(own.scale_b, 1, shape.rows_of_block_b);
-  Outcome outcome = compute(problem, algorithm, a.device(), false);
-  Tensor result = c;
-  if (outcome.status == Status::unsupported && may_widen) {
-    result = place_of_sums(c);
-    outcome = widened_into(own, shape, activation, algorithm, result);
-  }
-  if (outcome.status == Status::ok && !result.is_same(out)) Tensor(out).copy_(result);
-  return outcome;
+  problem.scale_a = to_scales(own.scale_a, 0, 1, shape.rows_of_block_a);
+  problem.scale_b = to_scales(own.scale_b, 1, 0, shape.rows_of_block_b);
+  return compute_or_widen(problem, algorithm, may_widen, c, out,
+                          [&](const Tensor& sums) { return widened_into(own, shape, activation, algorithm, sums); });
+}
+
+Outcome scaled_grouped_into(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                            const Tensor& offs, const std::optional<Tensor>& bias, const Tensor& out,
+                            const ScaledGroupedShape<int64_t>& shape, const ProductDtypes& dtypes,
+                            Activation activation, int32_t algorithm, bool may_widen) {
+  const TorchOnOneThreadInChild own_thread;
+  const Tensor c = place_of_c(out, dtypes);
+  Operands own{a, b, as_matrix(scale_a, 0), as_batch(scale_b), {}};
+  if (bias && bias->defined()) own.bias = bias->to(c.scalar_type());
+  GemmProblem problem = problem_of(own, dtypes, activation, c);
+  problem.scaling = shape.scaling;
+  problem.scale_a = to_scales(own.scale_a, 0, 1, 1);
+  problem.scale_b = to_scales(own.scale_b, 2, 1, shape.scaling == Scaling::blocks ? kScaledK : 1);
+  problem.scale_b.stride_group = stride_of(own.scale_b, 0);
+  const BatchDim groups{shape.groups.num_groups, 0, b.stride(0), 0, own.bias.defined() ? own.bias.stride(0) : 0};
+  problem.batch_dims = &groups;
+  problem.num_batch_dims = 1;
+  const Tensor ends = set_ends(problem, Grouping::rows, offs, a.size(0));
+  return compute_or_widen(problem, algorithm, may_widen, c, out, [&](const Tensor& sums) {
+    return widened_groups_into(own, offs, shape, activation, algorithm, sums);
+  });
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("scaled_grouped_matmul", &scaled_grouped_matmul);
   m.impl("_weight_only", &weight_only);
   m.impl("_widen_float8", &widen_float8);
 }
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("scaled_matmul", &scaled_matmul);
+  m.impl("scaled_grouped_matmul", &scaled_grouped_matmul);
   m.impl("_weight_only", &weight_only);
   m.impl("_widen_float8", &widen_float8);
 }

@@ -283,6 +283,37 @@ struct GroupedShape {
   }
 };
 
+// Blocks of scales that a size has.
+template <class Size>
+Size scale_blocks(const Size& size) {
+  return (size + (kScaledK - 1)) / kScaledK;
+}
+
+template <class Size>
+bool has_one_element(const at::Tensor& tensor) {
+  bool is_single = true;
+  for (int64_t d = 0; d < tensor.dim(); ++d) is_single = is_single && is_one(size_of<Size>(tensor, d));
+  return is_single;
+}
+
+// Whether scales are one for all, or one for each row of A or column of B, which are dimension row_dim.
+template <class Size>
+bool are_scales_of_rows(const at::Tensor& scale, const Size& rows, int64_t row_dim) {
+  if (has_one_element<Size>(scale)) return true;
+  if (scale.dim() == 1) return are_equal(size_of<Size>(scale, 0), rows);
+  return scale.dim() == 2 && is_one(size_of<Size>(scale, 1 - row_dim)) &&
+         are_equal(size_of<Size>(scale, row_dim), rows);
+}
+
+// The rows of A, or columns of B, that share a scale of a block of k; 0: the scales are none of blocks.
+template <class Size>
+int32_t rows_of_scale_block(const at::Tensor& scale, const Size& rows, const Size& k_blocks, int64_t row_dim) {
+  if (are_equal(k_blocks, 1) && are_scales_of_rows(scale, rows, row_dim)) return 1;
+  if (scale.dim() != 2 || !are_equal(size_of<Size>(scale, 1 - row_dim), k_blocks)) return 0;
+  if (are_equal(size_of<Size>(scale, row_dim), rows)) return 1;
+  return are_equal(size_of<Size>(scale, row_dim), scale_blocks(rows)) ? kScaledK : 0;
+}
+
 // A product of operands of 8 bits, and how their scales are shared, read off the scales' shapes. Where k has one block,
 // a scale for each row is one for each block, too: then rows are meant, if the other operand's scales may be of rows.
 template <class Size>
@@ -304,38 +335,63 @@ struct ScaledShape {
     }
     out.push_back(m);
     out.push_back(n);
-    if (are_of_rows(scale_a, m, 0) && are_of_rows(scale_b, n, 1)) return;
+    if (are_scales_of_rows(scale_a, m, 0) && are_scales_of_rows(scale_b, n, 1)) return;
     scaling = Scaling::blocks;
-    const Size k_blocks = num_blocks(k);
-    rows_of_block_a = rows_of_block(scale_a, m, k_blocks, 0);
-    rows_of_block_b = rows_of_block(scale_b, n, k_blocks, 1);
+    const Size k_blocks = scale_blocks(k);
+    rows_of_block_a = rows_of_scale_block(scale_a, m, k_blocks, 0);
+    rows_of_block_b = rows_of_scale_block(scale_b, n, k_blocks, 1);
     TORCH_CHECK_VALUE(
         rows_of_block_a && rows_of_block_b, "tiledmm: scale_a has shape ", shape_of<Size>(scale_a), " and scale_b ",
         shape_of<Size>(scale_b), " for a of shape ", shape_of<Size>(a), " and b of shape ", shape_of<Size>(b),
         "; accepted are one element, (", m, ",) or (", m, ", 1) for scale_a beside one element, (", n, ",) or (1, ", n,
-        ") for scale_b, or, of blocks of 128 along k, (", m, ", ", k_blocks, ") or (", num_blocks(m), ", ", k_blocks,
-        ") for scale_a beside (", k_blocks, ", ", n, ") or (", k_blocks, ", ", num_blocks(n), ") for scale_b");
+        ") for scale_b, or, of blocks of 128 along k, (", m, ", ", k_blocks, ") or (", scale_blocks(m), ", ", k_blocks,
+        ") for scale_a beside (", k_blocks, ", ", n, ") or (", k_blocks, ", ", scale_blocks(n), ") for scale_b");
+  }
+};
+
+// The same for groups of rows, each with a B and its scales: of tensors, rows and columns, or of 1 x 128 of A and of
+// 128 x 128 of B.
+template <class Size>
+struct ScaledGroupedShape {
+  Scaling scaling = Scaling::rows;
+  GroupedShape<Size> groups;
+
+  ScaledGroupedShape(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a, const at::Tensor& scale_b,
+                     const at::Tensor& offs, const std::optional<at::Tensor>& bias)
+      : groups(check_dims(a, b), b, offs, bias) {
+    const Size m = size_of<Size>(a, 0), k = size_of<Size>(a, 1), n = size_of<Size>(b, 2), num = groups.num_groups;
+    const bool is_a_of_rows = are_scales_of_rows(scale_a, m, 0);
+    if (is_a_of_rows && are_of_columns(scale_b, num, n)) return;
+    scaling = Scaling::blocks;
+    const Size k_blocks = scale_blocks(k), n_blocks = scale_blocks(n);
+    const bool are_blocks_of_a =
+        (is_a_of_rows && are_equal(k_blocks, 1)) || (scale_a.dim() == 2 && are_equal(size_of<Size>(scale_a, 0), m) &&
+                                                     are_equal(size_of<Size>(scale_a, 1), k_blocks));
+    const bool are_blocks_of_b = scale_b.dim() == 3 && are_equal(size_of<Size>(scale_b, 0), num) &&
+                                 are_equal(size_of<Size>(scale_b, 1), k_blocks) &&
+                                 are_equal(size_of<Size>(scale_b, 2), n_blocks);
+    TORCH_CHECK_VALUE(are_blocks_of_a && are_blocks_of_b, "tiledmm: scale_a has shape ", shape_of<Size>(scale_a),
+                      " and scale_b ", shape_of<Size>(scale_b), " for a of shape ", shape_of<Size>(a),
+                      " and b of shape ", shape_of<Size>(b), "; accepted are one element, (", m, ",) or (", m,
+                      ", 1) for scale_a beside one element, (", num, ", 1, 1), (", num, ", ", n, ") or (", num, ", 1, ",
+                      n, ") for scale_b, or, of blocks of 128, (", m, ", ", k_blocks, ") for scale_a beside (", num,
+                      ", ", k_blocks, ", ", n_blocks, ") for scale_b");
   }
 
  private:
-  static Size num_blocks(const Size& size) { return (size + (kScaledK - 1)) / kScaledK; }
-
-  // Whether scales are one for all, or one for each row of A or column of B, which are dimension row_dim.
-  static bool are_of_rows(const at::Tensor& scale, const Size& rows, int64_t row_dim) {
-    bool is_single = true;
-    for (int64_t d = 0; d < scale.dim(); ++d) is_single = is_single && is_one(size_of<Size>(scale, d));
-    if (is_single) return true;
-    if (scale.dim() == 1) return are_equal(size_of<Size>(scale, 0), rows);
-    return scale.dim() == 2 && is_one(size_of<Size>(scale, 1 - row_dim)) &&
-           are_equal(size_of<Size>(scale, row_dim), rows);
+  static const at::Tensor& check_dims(const at::Tensor& a, const at::Tensor& b) {
+    TORCH_CHECK(a.dim() == 2 && b.dim() == 3, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
+                "; accepted are 2 and 3, rows in groups and a matrix for each");
+    return a;
   }
 
-  // The rows of A, or columns of B, that share a scale of a block of k; 0: the scales are none of blocks.
-  static int32_t rows_of_block(const at::Tensor& scale, const Size& rows, const Size& k_blocks, int64_t row_dim) {
-    if (are_equal(k_blocks, 1) && are_of_rows(scale, rows, row_dim)) return 1;
-    if (scale.dim() != 2 || !are_equal(size_of<Size>(scale, 1 - row_dim), k_blocks)) return 0;
-    if (are_equal(size_of<Size>(scale, row_dim), rows)) return 1;
-    return are_equal(size_of<Size>(scale, row_dim), num_blocks(rows)) ? kScaledK : 0;
+  // Whether scales are one for all, one for each group, or one for each of its columns.
+  static bool are_of_columns(const at::Tensor& scale, const Size& num_groups, const Size& n) {
+    if (has_one_element<Size>(scale)) return true;
+    if (scale.dim() < 2 || scale.dim() > 3 || !are_equal(size_of<Size>(scale, 0), num_groups)) return false;
+    if (scale.dim() == 2) return are_equal(size_of<Size>(scale, 1), n);
+    const Size columns = size_of<Size>(scale, 2);
+    return is_one(size_of<Size>(scale, 1)) && (is_one(columns) || are_equal(columns, n));
   }
 };
 

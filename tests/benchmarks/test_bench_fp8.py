@@ -50,6 +50,9 @@ def test_all_families(bench, monkeypatch, tmp_path, capsys):
         (dtype, m) for dtype in ("bfloat16", "float32") for m in bench.FEW
     ]
     assert all(row["torch_over_ours"] == 2.5 for row in of["weight_only"])
+    assert [(row["recipe"], row["is_skewed"], row["bf16_over_ours"]) for row in of["grouped"]] == [
+        (recipe, is_skewed, 2.0) for recipe in ("row", "128x128") for is_skewed in (False, True)
+    ]
     assert [row["arm"] for row in of["layers"]] == [row["arm"] for row in of["llama"]] == list(bench.LAYERS)
     assert all(row["torch_over_ours"] == 2.5 for row in of["layers"] + of["llama"])
     out = capsys.readouterr().out

@@ -133,7 +133,9 @@ def test_b_of_8_bits(dtype):
         (64, 17, 257, 15, 0),
         (2, 24, 0, 0, 0),
     ):
-        codes = torch.randint(0, 0x7F, (offset + n * (k + gap),)) + 0x80 * torch.randint(0, 2, (offset + n * (k + gap),))
+        codes = torch.randint(0, 0x7F, (offset + n * (k + gap),)) + 0x80 * torch.randint(
+            0, 2, (offset + n * (k + gap),)
+        )
         memory = codes.to(torch.uint8).view(torch.float8_e4m3fn)
         q = memory[offset:].as_strided((n, k), (k + gap, 1), offset)
         if k == 300:
@@ -153,7 +155,9 @@ def test_b_of_8_bits(dtype):
             assert out.isnan().sum() == (2 * m if k == 300 else 0)
             assert torch.equal(out.nan_to_num(7), (wide[0] * scale).nan_to_num(7)), plan
     with pytest.raises(NotImplementedError, match="up to 64 rows beside a B of 8 bits"):
-        host_gpu.matmul(rand(65, 8, dtype=dtype), q[:, :0].expand(24, 8).mT, algorithm="skinny", scale_b=scale, out_dtype=dtype)
+        host_gpu.matmul(
+            rand(65, 8, dtype=dtype), q[:, :0].expand(24, 8).mT, algorithm="skinny", scale_b=scale, out_dtype=dtype
+        )
 
 
 def test_batch_bias_activation():

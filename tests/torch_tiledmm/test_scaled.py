@@ -45,7 +45,7 @@ LAYOUTS = ("N", "T", "strided")
 
 def laid_out(tensor, layout):
     """The same elements row by row, column by column, or among others that are NaN."""
-    if layout == "T" and tensor.dim() == 2:
+    if layout == "T" and tensor.dim() >= 2:
         return tensor.mT.contiguous().mT
     if layout == "strided" and tensor.dim() > 0:
         memory = torch.full([2 * size + 1 for size in tensor.shape], torch.nan, device=tensor.device).to(tensor.dtype)

@@ -93,6 +93,7 @@ struct Place {
   int64_t batch_c;
   int slab;  // of `partial`: item and chunk
   int first_k_tile, num_k_tiles;
+  int scales_b;  // elements before the factors of the B of its group
 };
 
 // Which one of its cluster a block is along m, along n; both 0 where there is none.

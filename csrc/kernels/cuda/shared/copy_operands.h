@@ -173,8 +173,10 @@ TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
   const bool is_second = idx >= both.jobs[0].num_units;
   const CopyJob<uint8_t>& job = both.jobs[is_second];
   if (is_second) idx -= both.jobs[0].num_units;
-  const int64_t tile_row = idx / job.units_of_row;
-  const int64_t row = tile_row * kCopyTile, col = (idx - tile_row * job.units_of_row) * kCopyTile;
+  const int64_t tile_row = idx / job.units_of_row, tiles_outer = (job.outer + kCopyTile - 1) / kCopyTile;
+  const int64_t item = job.batch.num_items > 1 ? tile_row / tiles_outer : 0;
+  const int64_t row = (tile_row - item * tiles_outer) * kCopyTile,
+                col = (idx - tile_row * job.units_of_row) * kCopyTile;
 
   // Neighbouring threads fetch what lies together.
   constexpr int kFours = kCopyTile / 4;
@@ -183,7 +185,7 @@ TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
   const int four_row = is_along_k ? close : far, four_col = is_along_k ? far : close;
   const int64_t first_row = row + four_row * 4, first_col = col + four_col * 4;
   const int rows = int(min_of(job.outer - first_row, 4)), cols = int(min_of(job.inner - first_col, 4));
-  const uint8_t* from = job.from + first_row * job.stride_outer + first_col * job.stride_inner;
+  const uint8_t* from = job.from + job.batch.offset(item) + first_row * job.stride_outer + first_col * job.stride_inner;
   uint32_t lines[4] = {}, words[4] = {};
   if (rows > 0 && cols > 0) {
     TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
@@ -206,7 +208,8 @@ TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
   if (row + own_row < job.outer && col + own_col < job.ld) {
     Vector16 four;
     TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.words[i] = load_shared(&smem.tile[own_row][own_col / 4 + i]);
-    store_global(reinterpret_cast<Vector16*>(job.to + (row + own_row) * job.ld + col + own_col), four);
+    store_global(reinterpret_cast<Vector16*>(job.to + (item * job.outer + row + own_row) * job.ld + col + own_col),
+                 four);
   }
 }
 
@@ -232,11 +235,7 @@ class OperandCopies {
     job.ld = ld;
     job.batch = describe_copied_batch(problem, view.batch_stride, job.outer * ld);
     job.num_rows = job.batch.num_items * job.outer;
-    if constexpr (sizeof(T) == 1) {  // of a single product
-      job.units_of_row = ceil_div(job.inner, kCopyTile);
-      job.num_units = ceil_div(job.outer, kCopyTile) * job.units_of_row;
-      if (job.num_units > INT32_MAX / 2) return Status::launch_failed;
-    } else if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 2) {
       job.units_of_row = ceil_div(ld / 2, kCopySegment);
       job.rows_of_unit = 1;
       while (job.rows_of_unit < 8 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;

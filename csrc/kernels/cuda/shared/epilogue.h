@@ -251,8 +251,8 @@ __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t
   }
 }
 
-// 64 rows of C at `row` from the accumulators of one warpgroup, rounded, straight to C: whole sectors of 32 bytes in
-// four instructions, which suits narrow tiles. IS_CUT: as in store_block_tile.
+// 64 rows of C at `row` from the accumulators of one warpgroup, rounded to 16 bits or as they are, straight to C: whole
+// sectors of 32 bytes in four instructions or in one, which suits narrow tiles. IS_CUT: as in store_block_tile.
 template <class Cfg, bool IS_CUT = false>
 __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg::kAcc], const Arguments& args,
                                                           const Place& at, int row, int end_row = 0) {
@@ -262,15 +262,24 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
   for (int h = 0; h < 2; ++h) {
     const int i = first_row + 8 * h;
     if (i >= (IS_CUT ? end_row : args.m)) break;
-    uint16_t* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
+    using Element = std::conditional_t<sizeof(typename Cfg::C) == 4, float, uint16_t>;
+    Element* to = static_cast<Element*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += 8) {
-      const uint32_t pair = pack_result<Cfg>(args, acc[j / 2 + 2 * h], acc[j / 2 + 2 * h + 1]);
-      if (args.stores_pairs) {
-        if (first_col + j < args.n) *reinterpret_cast<uint32_t*>(to + j) = pair;
+      const float x = acc[j / 2 + 2 * h], y = acc[j / 2 + 2 * h + 1];
+      const auto store = [&](auto pair, Element first, Element second) {
+        if (args.stores_pairs) {
+          if (first_col + j < args.n) *reinterpret_cast<decltype(pair)*>(to + j) = pair;
+        } else {
+          if (first_col + j < args.n) to[j] = first;
+          if (first_col + j + 1 < args.n) to[j + 1] = second;
+        }
+      };
+      if constexpr (sizeof(Element) == 4) {
+        store(make_float2(x, y), x, y);
       } else {
-        if (first_col + j < args.n) to[j] = uint16_t(pair);
-        if (first_col + j + 1 < args.n) to[j + 1] = uint16_t(pair >> 16);
+        const uint32_t pair = pack_result<Cfg>(args, x, y);
+        store(pair, uint16_t(pair), uint16_t(pair >> 16));
       }
     }
   }

@@ -61,10 +61,10 @@ struct BlockFactors {
   int rows[2], columns, part_step, num_k_tiles;  // elements behind the operand's first factor
   OfTile own[Cfg::kTilesOfStage], next[Cfg::kTilesOfStage];
 
-  __device__ __forceinline__ BlockFactors(const Arguments& args, int num_k_tiles, int row, int col)
-      : columns(int(args.scale_b.offset(min(col, args.n - 1), 0))),
-        part_step(col + Piece::kPartN < args.n ? int(args.scale_b.stride_row) : 0),
-        num_k_tiles(num_k_tiles) {
+  __device__ __forceinline__ BlockFactors(const Arguments& args, const Place& at, int row)
+      : columns(int(args.scale_b.offset(min(at.col, args.n - 1), 0)) + at.scales_b),
+        part_step(at.col + Piece::kPartN < args.n ? int(args.scale_b.stride_row) : 0),
+        num_k_tiles(at.num_k_tiles) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) rows[h] = int(args.scale_a.offset(min(row + 8 * h, args.m - 1), 0));
     load(args, 0);
@@ -113,8 +113,8 @@ struct ColumnFactors {
     const int thread = threadIdx.x % kWarpgroup, tile = thread / Piece::kBlockN;
     first = int(args.scale_b.offset(min(col + thread % Piece::kBlockN, args.n - 1), 0)) + tile * stride_k;
     left = thread < kCount ? num_k_tiles - tile : 0;
-    if (thread == 0) cp_async_bulk_wait_group_read<0>();
-    named_barrier_sync(barrier_id, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
+    named_barrier_sync(barrier_id, kWarpgroup);  // what is stored has left
     load(args, 0);
   }
   __device__ __forceinline__ void load(const Arguments& args, int k_tile) {
@@ -125,7 +125,7 @@ struct ColumnFactors {
     if (threadIdx.x % kWarpgroup < kCount)
       store_shared_word(smem + (buffer * kCount + threadIdx.x % kWarpgroup) * 4, __float_as_uint(next));
     load(args, k_tile + Cfg::kTilesOfStage);
-    named_barrier_sync(barrier_id, kWarpgroup);
+    named_barrier_sync(barrier_id, kWarpgroup);  // the others' factors are there
   }
   __device__ __forceinline__ uint32_t of_step(int tile, int part) const {
     return smem + (buffer * kCount + tile * Piece::kBlockN + part * Piece::kPartN + threadIdx.x % 4 * 2) * 4;
@@ -238,16 +238,11 @@ struct PromotedLoop {
 template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
                                                   const StageAddress& first_stage, const Shared& shared,
-                                                  Ring<Cfg::kNumStages>& ring, int consumer, int num_k_tiles, int row,
-                                                  int col) {
+                                                  Ring<Cfg::kNumStages>& ring, int consumer, const Place& at, int row) {
   constexpr int kStages = Cfg::kFactors == Factors::rows ? 4 : 2, kTiles = kStages * Cfg::kTilesOfStage;
-  PromotedLoop<Cfg, Piece> loop{total,
-                                args,
-                                first_stage,
-                                shared,
-                                ring,
-                                {args, num_k_tiles, row, col},
-                                {args, shared.c, num_k_tiles, col, 1 + consumer}};
+  const int num_k_tiles = at.num_k_tiles;
+  PromotedLoop<Cfg, Piece> loop{
+      total, args, first_stage, shared, ring, {args, at, row}, {args, shared.c, num_k_tiles, at.col, 1 + consumer}};
 #pragma unroll
   for (int set = 0; set < Piece::kSets; ++set) forget_registers(loop.sums[set]);
   int k_tile = 0;
@@ -293,10 +288,10 @@ __device__ __forceinline__ void Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>::mul
     for (int i = 0; i < 2; ++i) {
       const int own_row = row + 8 * i, own_col = at.col + threadIdx.x % kWarpgroup + i * kWarpgroup;
       rows[i] = own_row < args.m ? __ldg(args.scale_a.data + own_row * args.scale_a.stride_row) : 0;
-      columns[i] = own_col < args.n ? __ldg(args.scale_b.data + own_col * args.scale_b.stride_row) : 0;
+      columns[i] = own_col < args.n ? __ldg(args.scale_b.data + at.scales_b + own_col * args.scale_b.stride_row) : 0;
     }
   }
-  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, consumer, at.num_k_tiles, row, at.col);
+  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, consumer, at, row);
   if constexpr (FACTORS == Factors::rows) scale_block_tile<Piece>(total, rows, columns, shared.c, 1 + consumer);
 }
 

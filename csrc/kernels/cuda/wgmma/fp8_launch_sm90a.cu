@@ -21,7 +21,7 @@ Status launch_wgmma_fp8(const FoldedProblem& given, const Plan& made, const Exec
   const cuda::Task task{is_exchanged ? transposed(problem) : problem, plan, is_exchanged, nullptr,
                         static_cast<cudaStream_t>(executor.stream)};
   const char* const refusal = visit_number<0, int(std::size(cuda::kFp8Instances))>(
-      cuda::find_fp8_instance(task.problem.gemm), "no such kernel",
+      cuda::find_fp8_instance(cuda::kFp8Instances, task.problem.gemm), "no such kernel",
       [&](auto instance) { return cuda::launch_fp8_instance<decltype(instance)::value>(task); });
   return refusal ? Status::launch_failed : Status::ok;
 }

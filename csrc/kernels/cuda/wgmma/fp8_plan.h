@@ -15,8 +15,8 @@ struct Fp8Tile {
   int part_n, sets;
 };
 inline constexpr Fp8Tile kFp8Tiles[] = {
-    {{128, 256}, 128, 1}, {{128, 192}, 96, 2}, {{128, 128}, 128, 2}, {{128, 128}, 64, 1},
-    {{128, 64}, 64, 2},   {{64, 128}, 64, 2},  {{64, 64}, 64, 2},    {{64, 32}, 32, 2},
+    {{128, 256}, 128, 1}, {{128, 192}, 96, 2}, {{128, 128}, 128, 2}, {{128, 64}, 64, 2},
+    {{64, 128}, 64, 2},   {{64, 64}, 64, 2},   {{64, 32}, 32, 2},
 };
 inline constexpr int kNumFp8Tiles = int(sizeof(kFp8Tiles) / sizeof(Fp8Tile));
 
@@ -26,15 +26,14 @@ constexpr Factors factors_of(const GemmProblem& p) {
   if (p.scaling == Scaling::rows) return Factors::rows;
   return p.scale_b.rows_of_block == 1 ? Factors::columns : Factors::blocks;
 }
-// Whether there is a kernel of this tile for them: parts of one set are for the widest tile, and for columns that have
-// a factor each, beside which a thread has registers for few sums. Parts lie within a block of 128 columns.
+// Whether there is a kernel of this tile for them. Parts lie within a block of 128 columns; columns that have a factor
+// each have a thread each.
 constexpr bool serves(const Fp8Tile& tile, Factors factors, bool is_c_f32) {
-  const bool is_widest = tile.shape.block_n == 256;
   switch (factors) {
     case Factors::rows:
-      return tile.sets == 2 || is_widest;
+      return true;
     case Factors::blocks:
-      return (tile.sets == 2 || (is_widest && !is_c_f32)) && 128 % tile.part_n == 0;
+      return 128 % tile.part_n == 0 && !(tile.sets == 1 && is_c_f32);
     default:
       return tile.shape.block_n <= 128;
   }

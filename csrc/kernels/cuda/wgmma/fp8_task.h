@@ -22,9 +22,10 @@ inline constexpr Fp8Instance kFp8Instances[] = {
 };
 
 // The index of the one that serves a problem; -1: there is none.
-constexpr int find_fp8_instance(const GemmProblem& p) {
-  for (int i = 0; i < int(std::size(kFp8Instances)); ++i) {
-    const Fp8Instance& own = kFp8Instances[i];
+template <size_t COUNT>
+constexpr int find_fp8_instance(const Fp8Instance (&instances)[COUNT], const GemmProblem& p) {
+  for (int i = 0; i < int(COUNT); ++i) {
+    const Fp8Instance& own = instances[i];
     if (own.a == p.dtype_a && own.b == p.dtype_b && own.is_c_f32 == (p.dtype_c == DType::f32) &&
         own.factors == factors_of(p))
       return i;

@@ -34,25 +34,33 @@ struct alignas(16) TileOfStage {
   bool behind = false;  // rows of no group
 };
 
-// One block tile. Where k is grouped, neither operand lies along k. Gated: BLOCK_N rows of B are half gate's, half
-// up's.
-template <class T, Grouping GROUPING, int BLOCK_M, int BLOCK_N, bool B_IS_N_MAJOR, bool IS_GATED = false>
-struct GroupedConfig
-    : Config<T, T, BLOCK_M, BLOCK_N, GROUPING == Grouping::k, B_IS_N_MAJOR, false, false, false, false> {
-  using Base = Config<T, T, BLOCK_M, BLOCK_N, GROUPING == Grouping::k, B_IS_N_MAJOR, false, false, false, false>;
+// One block tile, that of Base, of groups. OUT: C's columns, as they are finished and stored. Where k is grouped,
+// neither operand lies along k. Gated: the rows of B are half gate's, half up's.
+template <class Base, class OUT, Grouping GROUPING, bool IS_GATED>
+struct WithGroups : Base {
+  using Out = OUT;
   static constexpr Grouping kGrouping = GROUPING;
   static constexpr bool kIsGated = IS_GATED;
-  static constexpr int kColumns = IS_GATED ? BLOCK_N / 2 : BLOCK_N;  // of C
+  static constexpr int kColumns = Out::kBlockN;  // of C
   static constexpr int kNumB = IS_GATED ? 2 : 1;
-  using LoaderB = BoxLoader<T, kColumns, B_IS_N_MAJOR ? 64 : kColumns == 256 ? 128 : kColumns, !B_IS_N_MAJOR>;
+  using LoaderB = BoxLoader<typename Base::T, kColumns,
+                            Base::kBIsNMajor  ? 64
+                            : kColumns == 256 ? 128
+                                              : kColumns,
+                            !Base::kBIsNMajor>;
   static constexpr int kBytesOfB = Base::kBBytes / kNumB;
-  // C's columns, as they are finished and stored.
-  using Out = Config<T, T, BLOCK_M, kColumns, GROUPING == Grouping::k, B_IS_N_MAJOR, false, false, false, false>;
   static constexpr int kSmem = Base::kSmem + Base::kNumStages * int(sizeof(TileOfStage));
-  static_assert(kColumns % (B_IS_N_MAJOR ? 64 : 32) == 0, "whole boxes fill a tile");
+  static_assert(kColumns * kNumB == Base::kBlockN && Base::kAIsMMajor == (GROUPING == Grouping::k));
+  static_assert(kColumns % (Base::kBIsNMajor ? 64 : 32) == 0, "whole boxes fill a tile");
   static_assert(GROUPING != Grouping::k || Base::kTilesOfStage == 1, "a k tile is cleared by its stage");
   static_assert(kSmem <= kSmemBytes);
 };
+template <class T, Grouping GROUPING, int BLOCK_M, int BLOCK_N, bool B_IS_N_MAJOR>
+using OneProduct = Config<T, T, BLOCK_M, BLOCK_N, GROUPING == Grouping::k, B_IS_N_MAJOR, false, false, false, false>;
+template <class T, Grouping GROUPING, int BLOCK_M, int BLOCK_N, bool B_IS_N_MAJOR, bool IS_GATED = false>
+using GroupedConfig =
+    WithGroups<OneProduct<T, GROUPING, BLOCK_M, BLOCK_N, B_IS_N_MAJOR>,
+               OneProduct<T, GROUPING, BLOCK_M, IS_GATED ? BLOCK_N / 2 : BLOCK_N, B_IS_N_MAJOR>, GROUPING, IS_GATED>;
 
 // The tile that a block computes next, in its group.
 struct GroupTile {
@@ -227,6 +235,18 @@ __device__ __forceinline__ void multiply_gated(const float (&sums)[COUNT], Activ
   for (int i = 0; i < COUNT / 2; ++i) out[i] *= sums[COUNT / 2 + i];
 }
 
+// Stores those rows of a tile's 64 that are of its group.
+template <class Out, bool IS_CUT>
+__device__ __forceinline__ void store_group_tile(const float (&out)[Out::kAcc], const CUtensorMap* map_c,
+                                                 const Arguments& args, const Shared& shared, int consumer,
+                                                 const Place& at, int row, int end_row, int& num_stores) {
+  if constexpr (Out::kStoresDirectly)
+    store_block_tile_directly<Out, IS_CUT>(out, args, at, row, end_row);
+  else
+    store_block_tile<Out, IS_CUT>(out, map_c, args, shared.c, consumer, at, row, nominal_start<Out::kBlockN>(at.col),
+                                  num_stores, end_row);
+}
+
 // 64 rows of a tile, whose first stage is there: multiplies what arrives and stores.
 template <class Cfg>
 __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, const Arguments& args,
@@ -237,7 +257,10 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
   constexpr bool kIsOfK = Cfg::kGrouping == Grouping::k;
   Accumulators<Cfg> acc{};
   const int row = tile.row + consumer * 64;
-  TileBias<typename Cfg::T> bias{};
+  Place at{};
+  at.row = tile.row, at.col = tile.col;
+  at.batch_c = tile.group * args.batch[0].c;
+  TileBias<BiasElement<Out>> bias{};
   if constexpr (!Cfg::kIsGated) bias = load_bias<Out>(args, tile.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
   if (tile.num_k_tiles == 0) {
     __syncwarp();  // all lanes know the tile
@@ -250,28 +273,25 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
           const int num_rows = tile.size_k - k_tile * Cfg::kBlockK;
           if (num_rows < Cfg::kBlockK) clear_rows_of_k<Cfg>(shared, stage, consumer, num_rows);
         });
+  } else if constexpr (Cfg::kIsScaled) {
+    at.num_k_tiles = tile.num_k_tiles;
+    at.scales_b = tile.group * int(args.scale_b.stride_group);
+    Cfg::template multiply_scaled<Out>(acc.c, args, first_stage, shared, ring, consumer, at);
   } else if constexpr (Cfg::kSumsChunks) {
     multiply_chunks<Cfg, false>(acc, first_stage, shared, ring, tile.num_k_tiles, args.chunk_tiles);
   } else {
     multiply_chunk<Cfg, Cfg, false>(acc, first_stage, shared, ring, tile.num_k_tiles);
   }
   if (row >= tile.end_row || row + 64 <= tile.new_row) return;
-  Place at{};
-  at.col = tile.col;
-  at.batch_c = tile.group * args.batch[0].c;
-  const int new_col = nominal_start<Cfg::kColumns>(tile.col);
   if constexpr (Cfg::kIsGated) {
     float out[Out::kAcc];
     multiply_gated(acc.c, args.activation, out);
-    if constexpr (Out::kStoresDirectly)
-      store_block_tile_directly<Out, true>(out, args, at, row, tile.end_row);
-    else
-      store_block_tile<Out, true>(out, map_c, args, shared.c, consumer, at, row, new_col, num_stores, tile.end_row);
+    store_group_tile<Out, true>(out, map_c, args, shared, consumer, at, row, tile.end_row, num_stores);
   } else {
     if (!tile.behind)
       finish_block_tile<Out>(acc.c, bias, args, shared.c, consumer, tile.group, row + first_row_of_thread<Cfg>(),
                              tile.col);
-    store_block_tile<Out, !kIsOfK>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores, tile.end_row);
+    store_group_tile<Out, !kIsOfK>(acc.c, map_c, args, shared, consumer, at, row, tile.end_row, num_stores);
   }
 }
 
@@ -362,7 +382,8 @@ const char* launch_grouped_config(const GroupedTask& task) {
   args.chunk_tiles = int(ceil_div(problem.chunk_k, Cfg::kBlockK));
   args.num_splits = 1;
   args.last_row = latest_start(p.m, Cfg::kBlockM, Cfg::kUnitA);
-  args.last_col = latest_start(round_up(p.n, 2), Cfg::kColumns, Cfg::kUnitB);
+  // Blocks of factors begin with tiles.
+  args.last_col = Cfg::kIsScaled ? INT32_MAX : latest_start(round_up(p.n, 2), Cfg::kColumns, Cfg::kUnitB);
   args.num_tiles = int(most_tiles(p, num_groups, tiles_m, tiles_n));
   args.tiles_of_item = Divisor(int64_t(tiles_m) * tiles_n);
   if (is_grouped(p)) {
@@ -373,8 +394,8 @@ const char* launch_grouped_config(const GroupedTask& task) {
   }
   set_epilogue(args, problem);
   args.stores_by_tma = plan.stores_by_tma;
-  args.stores_pairs =
-      reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 && plan.c.batch_step % 2 == 0;
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % (2 * sizeof(typename Cfg::C)) == 0 && p.n % 2 == 0 &&
+                      p.stride_cm % 2 == 0 && plan.c.batch_step % 2 == 0;
   args.c = p.c;
   args.ldc = p.stride_cm;
   args.batch_step_c = plan.c.batch_step;

@@ -1,8 +1,7 @@
-// The entries of wgmma, wgmma_grouped and wgmma_fp8.
+// The entries of wgmma, wgmma_grouped, wgmma_fp8 and wgmma_fp8_grouped.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
-#include "kernels/cuda/wgmma/fp8_plan.h"
-#include "kernels/cuda/wgmma/grouped_plan.h"
+#include "kernels/cuda/wgmma/fp8_grouped_plan.h"
 #include "kernels/cuda/wgmma/plan.h"
 #include "kernels/cuda/wgmma/tf32_plan.h"
 #include "kernels/rungs.h"
@@ -12,6 +11,7 @@ namespace tiledmm::gpu {
 TILEDMM_IF_LINKED Launcher launch_wgmma;
 TILEDMM_IF_LINKED Launcher launch_wgmma_grouped;
 TILEDMM_IF_LINKED Launcher launch_wgmma_fp8;
+TILEDMM_IF_LINKED Launcher launch_wgmma_fp8_grouped;
 
 namespace {
 
@@ -80,8 +80,20 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   }
 }
 
-const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
+const char* refuse_sizes_of_groups(const FoldedProblem& problem) {
   constexpr int64_t kLimit = int64_t(1) << 30;
+  const GemmProblem& p = problem.gemm;
+  const int64_t num_groups = num_groups_of(problem);
+  if (num_groups == 0) return "there are no groups";
+  if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit || num_groups >= kLimit) return "a size is 2^30 or more";
+  const int64_t tiles_n = ceil_div(p.n, 32);
+  if (double(most_tiles(p, num_groups, ceil_div(p.m, 64), 1)) * double(tiles_n) >= double(kLimit)) {
+    return "it has 2^30 tiles or more";
+  }
+  return nullptr;
+}
+
+const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
   const GemmProblem& p = problem.gemm;
   if (!is_grouped(p) && !p.gated_b) return "it is for groups and gated layers";
   if (p.k == 0) return "k is 0";
@@ -98,14 +110,7 @@ const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
       if (!describe_operand(b, problem, view)) return "the copy engine cannot take both B as they lie";
     }
   }
-  const int64_t num_groups = num_groups_of(problem);
-  if (num_groups == 0) return "there are no groups";
-  if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit || num_groups >= kLimit) return "a size is 2^30 or more";
-  const int64_t tiles_n = ceil_div(p.n, 32);
-  if (double(most_tiles(p, num_groups, ceil_div(p.m, 64), 1)) * double(tiles_n) >= double(kLimit)) {
-    return "it has 2^30 tiles or more";
-  }
-  return nullptr;
+  return refuse_sizes_of_groups(problem);
 }
 
 void for_each_grouped_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -122,17 +127,33 @@ void describe_grouped(const FoldedProblem& problem, const Chip&, const Plan& pla
   fields.add("block_k", kWgmmaBlockK);
 }
 
-const char* refuse_fp8(const FoldedProblem& problem, const Chip& chip) {
-  const GemmProblem& p = problem.gemm;
-  if (p.num_batch_dims > 0) return "it has no batch";
+// Kernels count elements from the first factor in 32 bits.
+const char* refuse_factors(const GemmProblem& p, int64_t num_groups) {
   if (p.scaling == Scaling::blocks && (p.dtype_a != DType::e4m3 || p.dtype_b != DType::e4m3))
     return "operands with factors of blocks are e4m3";
   const auto extent = [&](const Scales& scales, int64_t rows) {
-    return rows / scales.rows_of_block * scales.stride_row + ceil_div(p.k, kScaledK) * scales.stride_k;
+    return rows / scales.rows_of_block * scales.stride_row + ceil_div(p.k, kScaledK) * scales.stride_k +
+           num_groups * scales.stride_group;
   };
-  if (extent(p.scale_a, p.m) > INT32_MAX || extent(p.scale_b, p.n) > INT32_MAX)
-    return "factors lie 2^31 or more elements apart";
+  const bool is_near = extent(p.scale_a, p.m) <= INT32_MAX && extent(p.scale_b, p.n) <= INT32_MAX;
+  return is_near ? nullptr : "factors lie 2^31 or more elements apart";
+}
+
+const char* refuse_fp8(const FoldedProblem& problem, const Chip& chip) {
+  if (problem.gemm.num_batch_dims > 0) return "it has no batch";
+  if (const char* reason = refuse_factors(problem.gemm, 0)) return reason;
   return refuse(problem, chip);
+}
+
+const char* refuse_fp8_grouped(const FoldedProblem& problem, const Chip&) {
+  const GemmProblem& p = problem.gemm;
+  if (p.grouping != Grouping::rows) return "it is for groups of rows";
+  if (p.k == 0) return "k is 0";
+  if (p.stride_cn != 1 && p.n != 1) return "rows of C have no unit stride";
+  if (p.scaling == Scaling::blocks && (p.scale_a.rows_of_block != 1 || p.scale_b.rows_of_block != kScaledK))
+    return "factors of blocks are of 1 x 128 of A and of 128 x 128 of B";
+  if (const char* reason = refuse_factors(p, num_groups_of(problem))) return reason;
+  return refuse_sizes_of_groups(problem);
 }
 
 void for_each_fp8_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -140,12 +161,31 @@ void for_each_fp8_plan(const FoldedProblem& problem, const Chip& chip, PlanSearc
   tiledmm::for_each_fp8_plan(costs_for(kFp8Costs, chip, borrowed), problem, chip.num_cus, visit);
 }
 
+void describe_main_loop(const Fp8Tile& tile, const GemmProblem& p, Fields& fields) {
+  fields.add("part_n", tile.part_n);
+  fields.add("block_k", kScaledK);
+  fields.add("factors", p.scaling == Scaling::rows ? "rows" : "blocks");
+}
+
 void describe_fp8(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const WgmmaPlan& own = plan.as<WgmmaPlan>();
   describe_tiles(own, own.tiles.is_exchanged, 1, fields);
-  fields.add("part_n", kFp8Tiles[own.tiles.tile].part_n);
-  fields.add("block_k", kScaledK);
-  fields.add("factors", problem.gemm.scaling == Scaling::rows ? "rows" : "blocks");
+  describe_main_loop(kFp8Tiles[own.tiles.tile], problem.gemm, fields);
+}
+
+void for_each_fp8_grouped_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  WgmmaCosts borrowed;
+  GroupedCosts borrowed_of_groups;
+  tiledmm::for_each_fp8_grouped_plan(problem, costs_for(kFp8Costs, chip, borrowed),
+                                     costs_for(kGroupedCosts, chip, borrowed_of_groups), chip.num_cus, visit);
+}
+
+void describe_fp8_grouped(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const WgmmaGroupedPlan& own = plan.as<WgmmaGroupedPlan>();
+  const Fp8Tile& tile = kFp8Tiles[own.tile];
+  fields.add_tile("block", tile.shape.block_m, tile.shape.block_n);
+  fields.add_copies(own.copies_a, own.copies_b);
+  describe_main_loop(tile, problem.gemm, fields);
 }
 
 }  // namespace
@@ -166,6 +206,25 @@ const Rung wgmma_fp8_rung = {
     .for_each_plan = for_each_fp8_plan,
     .describe = describe_fp8,
     .launch = launch_wgmma_fp8,
+};
+
+const Rung wgmma_fp8_grouped_rung = {
+    .name = "wgmma_fp8_grouped",
+    .description = "Hopper: groups of rows in 8 bits with factors, by wgmma_grouped's blocks and wgmma_fp8's sums",
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::fp8_sums,
+    .takes = {.dtypes = {DType::e4m3, DType::e5m2},
+              .num_dtypes = 2,
+              .served = "it serves e4m3 and e5m2",
+              .alpha = false,
+              .groups = true,
+              .fp8 = true},
+    .refuse_chip = refuse_not_hopper,
+    .refuse = refuse_fp8_grouped,
+    .for_each_plan = for_each_fp8_grouped_plan,
+    .describe = describe_fp8_grouped,
+    .launch = launch_wgmma_fp8_grouped,
 };
 
 const Rung wgmma_rung = {

@@ -10,13 +10,12 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
+#include "fp8_model.h"
 #include "kernels/cuda/wgmma/fp8_plan.h"
 
 namespace {
 
 using namespace tiledmm;
-
-constexpr DType E4M3 = DType::e4m3, E5M2 = DType::e5m2;
 
 struct Case {
   TileShape shape;
@@ -189,21 +188,9 @@ constexpr bool is_compiled() {
 
 #include "kernels/cuda/wgmma/fp8.h"
 #include "kernels/cuda/wgmma/fp8_launch_sm90a.cu"
-#include "matrices.h"
 #include "run_cases.h"
 
 namespace {
-
-// By the formats' definition.
-double value_of(DType dtype, uint8_t bits) {
-  const int mantissa_bits = dtype == E4M3 ? 3 : 2, bias = dtype == E4M3 ? 7 : 15;
-  const int field = (bits & 0x7f) >> mantissa_bits, rest = bits & ((1 << mantissa_bits) - 1);
-  const double sign = bits & 0x80 ? -1 : 1;
-  if (dtype == E4M3 && (bits & 0x7f) == 0x7f) return NAN;
-  if (dtype == E5M2 && field == 31) return rest ? NAN : sign * HUGE_VAL;
-  const double significand = std::ldexp(rest, -mantissa_bits) + (field > 0);
-  return sign * std::ldexp(significand, std::max(field, 1) - bias);
-}
 
 // W: as wide as an element of C.
 template <class W>
@@ -215,13 +202,11 @@ struct Run {
   Matrix<W> c_memory, bias;
   FoldedProblem problem{};
 
-  static int margin(int inner, int wanted) { return wanted % 2 ? wanted : wanted + int(-round_up(inner, 8) & 15); }
-
   explicit Run(const Case& c)
       : c(c),
         k_blocks(int(ceil_div(c.k, kScaledK))),
-        a(c.m, c.k, c.is_a_along_m, margin(c.is_a_along_m ? c.m : c.k, c.margin), 1),
-        b(c.k, c.n, !c.is_b_along_n, margin(c.is_b_along_n ? c.n : c.k, c.margin), 1),
+        a(c.m, c.k, c.is_a_along_m, margin_of_8_bits(c.is_a_along_m ? c.m : c.k, c.margin), 1),
+        b(c.k, c.n, !c.is_b_along_n, margin_of_8_bits(c.is_b_along_n ? c.n : c.k, c.margin), 1),
         scale_a(num_scales_a(), num_scales_k(), c.are_factors_along_rows, 3, 1),
         scale_b(num_scales_b(), num_scales_k(), c.are_factors_along_rows, c.are_factors_along_rows ? 4 : 5, 1),
         c_memory(c.m, c.n, c.is_c_along_m, c.margin_c, 1),
@@ -276,13 +261,10 @@ struct Run {
     return __uint_as_float(scale_b.at(0, col / rows_of_block_b(), is_of_blocks() ? k_block : 0));
   }
 
-  // Numbers that are not infinite. Few are large: sums lose what small ones have.
   void fill(Matrix<uint8_t>& matrix, DType dtype, int rows, int cols, std::mt19937& random) {
     for (int row = 0; row < rows; ++row) {
       for (int col = 0; col < cols; ++col) {
-        uint8_t bits = uint8_t(c.has_every_value ? row + col : int(random()));
-        while (!c.has_every_value && !(std::fabs(value_of(dtype, bits)) <= 448)) bits = uint8_t(random());
-        matrix.at(0, row, col) = bits;
+        matrix.at(0, row, col) = c.has_every_value ? uint8_t(row + col) : random_bits(dtype, random);
       }
     }
   }
@@ -299,31 +281,15 @@ struct Run {
     return false;
   }
 
-  // The numbers of a row of A or a column of B, zeros behind them.
-  template <class At>
-  std::vector<float> numbers(DType dtype, const At& at) const {
-    std::vector<float> own(size_t(k_blocks) * kScaledK);
-    for (int i = 0; i < c.k; ++i) own[size_t(i)] = float(value_of(dtype, at(i)));
-    return own;
-  }
-  float sum_of(const std::vector<float>& x, const std::vector<float>& y, int row, int col) {
-    float total = -0.0f;
-    for (int block = 0; block < k_blocks; ++block) {
-      float sum = 0;
-      for (int i = block * kScaledK; i < (block + 1) * kScaledK; i += 32)
-        sum = emulator::add_products_of_8_bits(sum, &x[size_t(i)], &y[size_t(i)]);
-      total = is_of_blocks() ? std::fma(sum, factor_a(row, block) * factor_b(col, block), total) : total + sum;
-    }
-    return is_of_blocks() ? total : total * (factor_a(row, 0) * factor_b(col, 0));
-  }
   // What is to be in memory.
   void compute() {
     std::vector<std::vector<float>> cols;
-    for (int j = 0; j < c.n; ++j) cols.push_back(numbers(c.b, [&](int i) { return b.at(0, i, j); }));
+    for (int j = 0; j < c.n; ++j) cols.push_back(numbers(c.b, c.k, [&](int i) { return b.at(0, i, j); }));
     for (int row = 0; row < c.m; ++row) {
-      const std::vector<float> own = numbers(c.a, [&](int i) { return a.at(0, row, i); });
+      const std::vector<float> own = numbers(c.a, c.k, [&](int i) { return a.at(0, row, i); });
       for (int col = 0; col < c.n; ++col) {
-        float x = sum_of(own, cols[size_t(col)], row, col);
+        float x = promoted_sum(own, cols[size_t(col)], is_of_blocks(),
+                               [&](int block) { return factor_a(row, block) * factor_b(col, block); });
         if (c.bias != ' ') x += to_float(c.c, bias.at(0, 0, c.bias == 'n' ? col : row));
         c_memory.at(0, row, col) = W(rounded(c.c, activated(c.c, c.activation, x)));
       }

@@ -62,14 +62,14 @@ MUTANTS = {
     ),
     "columns have their factors of the next k tile": (
         "fp8.h",
-        "(is_inside ? k_tile : 0)",
-        "(is_inside ? min(k_tile + {on}, num_k_tiles - 1) : 0)",
+        "+ first + k_tile * stride_k)",
+        "+ first + min(k_tile + {on}, left - 1) * stride_k)",
         COLUMNS,
     ),
     "a column has its neighbour's factor": (
         "fp8.h",
-        "pairs[set][i / 4 * 2 + i % 2]",
-        "pairs[set][i / 4 * 2 + ({on} ? 0 : i % 2)]",
+        "__uint_as_float(j % 2 ?",
+        "__uint_as_float(j % 2 && !{on} ?",
         COPIED,
     ),
     "a row has the factor of the thread's other one": (
@@ -106,20 +106,20 @@ MUTANTS = {
     ),
     "factors of a half tile beyond C are read": (
         "fp8.h",
-        "min(col, args.n - 1)",
-        "min(col, {on} ? INT32_MAX : args.n - 1)",
+        "min(at.col, args.n - 1)",
+        "min(at.col, {on} ? INT32_MAX : args.n - 1)",
         HALVES_BLOCKS,
     ),
     "factors of a part beyond C are read": (
         "fp8.h",
-        "part_step(col + Piece::kPartN < args.n ?",
-        "part_step({on} || col + Piece::kPartN < args.n ?",
+        "part_step(at.col + Piece::kPartN < args.n ?",
+        "part_step({on} || at.col + Piece::kPartN < args.n ?",
         HALVES_BLOCKS,
     ),
     "factors of columns beyond C are read": (
         "fp8.h",
-        "+ i % 2, args.n - 1)",
-        "+ i % 2, {on} ? INT32_MAX : args.n - 1)",
+        "Piece::kBlockN, args.n - 1)",
+        "Piece::kBlockN, {on} ? INT32_MAX : args.n - 1)",
         COPIED,
     ),
     "factors of a row beyond C are read at the end": (
@@ -232,6 +232,18 @@ MUTANTS = {
         f"{BARRIER}\n#pragma unroll\n  for (int j",
         f"if (!{{on}}) {BARRIER}\n#pragma unroll\n  for (int j",
         SHORT_K,
+    ),
+    "a stage's factors of columns are read before they are there": (
+        "fp8.h",
+        f"{BARRIER}  // the others' factors are there",
+        f"if (!{{on}}) {BARRIER}",
+        COLUMNS,
+    ),
+    "a stage's factors of columns take the place of others": (
+        "fp8.h",
+        "buffer = (buffer + 1) % kBuffers;",
+        "buffer = {on} ? 0 : (buffer + 1) % kBuffers;",
+        COLUMNS,
     ),
     # Copies.
     "a copy's tile is written before it is there": (
