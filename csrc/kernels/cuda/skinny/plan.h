@@ -134,7 +134,8 @@ inline double model_microseconds(const SkinnyFp8Costs& c, const GemmTask& task, 
   const double k = double(plan.splits_chunks ? min_of(task.k, task.chunk_k) : task.k);
   const double work = plan.groups * (c.group + c.eight_rows * block_m / 8);
   const double copies = block_k * double(plan.cols + 2 * task.m) / c.copied;
-  const double k_tile = std::max<double>(std::max<double>(c.k_tile, work), copies) * (copy_width == 16 ? 1 : c.narrow);
+  const double k_tile =
+      std::max<double>(std::max<double>(c.k_tile, work), copies) * (copy_width == 16 ? 1 : c.narrow.value);
   const double shared = k * double(min_of(task.n, plan.cols)) / c.rate_b + 2 * k * double(task.m) / c.rate_a;
   return c.start + rounds_microseconds(plan, num_sms, c.unit + plan.num_k_tiles * k_tile, shared) +
          (plan.splits_chunks ? c.split.value : 0);
