@@ -302,8 +302,11 @@ def _without_autocast(operand: Tensor) -> AbstractContextManager:
 
 
 def _has_autocast(device: str) -> bool:
-    """The meta device, for one, has none, and torch raises an error where it is asked about it."""
-    return torch.amp.is_autocast_available(device)
+    """The meta device, for one, has none, and torch raises an error where it is asked about it.
+
+    torch.compile of torch 2.11 cannot trace the question.
+    """
+    return device in ("cpu", "cuda") or (not is_compiling() and torch.amp.is_autocast_available(device))
 
 
 def _need_derivative(*operands: Tensor | None) -> bool:

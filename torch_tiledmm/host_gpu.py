@@ -165,13 +165,14 @@ def matmul(
     beta: float = 1,
     out_dtype: torch.dtype | None = None,
     scale_b: Tensor | None = None,
+    is_b_widened: bool = False,
 ) -> tuple[Tensor, Counts]:
     """``activation(alpha * (a @ b) + beta * bias)`` by a GPU kernel run on the CPU, and what it counted.
 
     ``a`` is (batch, m, k) or (m, k), ``b`` (batch, k, n) or (k, n), of any strides; ``bias`` is (n,) or of the result's
     shape. Dtypes go together as in `torch_tiledmm.matmul`, with ``out_dtype``. ``seed`` orders the threads between
     barriers, 0: by their number. ``out`` is written if given. With ``scale_b``, float32 of shape (n,), ``b`` has 8 bits
-    and means ``b * scale_b``, and ``out_dtype`` is given.
+    and means ``b * scale_b``, and ``out_dtype`` is given; with ``is_b_widened`` k is summed as beside such a ``b``.
 
     Raises RuntimeError for what the executor finds (a race on shared memory, a barrier that only a part of a block
     reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm or
@@ -187,6 +188,7 @@ def matmul(
         added = bias.expand(out.shape)
         fields["bias"], fields["dtype_bias"] = added.data_ptr(), _number(bias.dtype)
         fields["stride_bias_m"], fields["stride_bias_n"] = added.stride()[-2:]
+    fields["is_b_widened"] = is_b_widened
     if scale_b is not None:
         fields["scaling"], fields["scale_b"] = 1, _Scales(scale_b.data_ptr(), scale_b.stride(0), 0, 1)
     if a.dim() == 3:

@@ -141,8 +141,9 @@ def test_b_of_8_bits(dtype):
         if k == 300:
             q.view(torch.uint8)[:, 77] = torch.arange(256).to(torch.uint8)
         a, scale, bias = rand(m, k + 3, dtype=dtype)[:, :k], torch.rand(2 * n)[::2] + 0.5, rand(n, dtype=dtype)
-        wide = host_gpu.matmul(a, q.to(dtype).mT, algorithm="skinny" if n > m else "mma_async", out_dtype=torch.float32)
-        expected = torch.nn.functional.silu(wide[0] * scale + bias)
+        of_wide = {"algorithm": "skinny" if n > m else "mma_async", "out_dtype": torch.float32, "is_b_widened": True}
+        sums, _ = host_gpu.matmul(a, q.to(dtype).mT, **of_wide)
+        expected = torch.nn.functional.silu(sums * scale + bias)
         plans = explain(m, n, k, dtype, layout="NT", device="host:host", b_dtype="e4m3", plans_of="skinny").candidates
         for plan in range(len(plans)):
             for out_dtype in (torch.float32, dtype):
@@ -153,7 +154,7 @@ def test_b_of_8_bits(dtype):
                 torch.testing.assert_close(out, expected.to(out_dtype), rtol=1e-2, atol=1e-6, equal_nan=True)
             out, _ = host_gpu.matmul(a, q.mT, algorithm=f"skinny:{plan}", scale_b=scale, out_dtype=torch.float32)
             assert out.isnan().sum() == (2 * m if k == 300 else 0)
-            assert torch.equal(out.nan_to_num(7), (wide[0] * scale).nan_to_num(7)), plan
+            assert torch.equal(out.nan_to_num(7), (sums * scale).nan_to_num(7)), plan
     with pytest.raises(NotImplementedError, match="up to 64 rows beside a B of 8 bits"):
         host_gpu.matmul(
             rand(65, 8, dtype=dtype), q[:, :0].expand(24, 8).mT, algorithm="skinny", scale_b=scale, out_dtype=dtype
