@@ -31,6 +31,7 @@ class _Scales(ctypes.Structure):  # csrc/core/problem.h
         ("data", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("stride_row", "stride_k")],
         ("rows_of_block", ctypes.c_int32),
+        ("stride_group", ctypes.c_int32),
     ]
 
 

@@ -56,7 +56,7 @@ struct Scales {
   const float* data;
   int64_t stride_row, stride_k;  // from a row or column to the next, or from a block of them; from block to block of k
   int32_t rows_of_block;         // 1 or 128
-  int64_t stride_group = 0;      // from a group's to the next one's: of B, where rows are grouped
+  int32_t stride_group = 0;      // from a group's to the next one's: of B, where rows are grouped
 
   constexpr int64_t offset(int64_t row, int64_t k_block) const {
     return row / rows_of_block * stride_row + k_block * stride_k;

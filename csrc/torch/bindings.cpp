@@ -2,9 +2,12 @@
 // torch_tiledmm/ops.py.
 #include <torch/library.h>
 
+// The kernels take any strides. Otherwise torch.compile would copy an operand anew for each call that reads it.
+namespace {
+const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
+}  // namespace
+
 TORCH_LIBRARY(tiledmm, m) {
-  // The kernels take any strides. Otherwise torch.compile would copy an operand anew for each call that reads it.
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
   m.def("matmul(Tensor a, Tensor b, *, str algorithm=\"auto\", ScalarType? out_dtype=None) -> Tensor", tags);
   m.def("matmul_out(Tensor a, Tensor b, Tensor(a!) out, *, str algorithm=\"auto\") -> ()", tags);
   // alpha a b + beta input, rounded once; an input broadcasts to the product's shape. beta = 0: it is not read.
@@ -59,11 +62,6 @@ TORCH_LIBRARY(tiledmm, m) {
       "scaled_grouped_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, Tensor? bias=None, *, "
       "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
       tags);
-  // activation(x q^T * scale^T + bias): elements of q have 8 bits and a scale for each row, those of x 16 or 32.
-  m.def(
-      "_weight_only(Tensor x, Tensor q, Tensor scale, Tensor? bias, *, ScalarType out_dtype, str activation=\"none\", "
-      "str algorithm=\"auto\") -> Tensor",
-      tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
   // Elements of 8 bits and their scales: of each row, or of blocks of 1 or 128 rows by 128 elements. No derivative.
@@ -74,6 +72,15 @@ TORCH_LIBRARY(tiledmm, m) {
   m.def(
       "quantize_blocks(Tensor x, *, int block_rows, ScalarType dtype, bool power_of_two=False, "
       "str activation=\"none\") -> (Tensor, Tensor)",
+      tags);
+}
+
+// What the package alone calls.
+TORCH_LIBRARY_FRAGMENT(tiledmm, m) {
+  // activation(x q^T * scale^T + bias): elements of q have 8 bits and a scale for each row, those of x 16 or 32.
+  m.def(
+      "_weight_only(Tensor x, Tensor q, Tensor scale, Tensor? bias, *, ScalarType out_dtype, str activation=\"none\", "
+      "str algorithm=\"auto\") -> Tensor",
       tags);
   // Raises where groups' ends, on the CPU, decrease or leave so many rows, or elements of k.
   m.def("_check_offs(Tensor offs, int size) -> ()");

@@ -348,7 +348,6 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
     scaled_dtypes(dtype, b_dtype.value_or(dtype), out_dtype).set(problem);
     problem.scaling = Scaling::rows;
     problem.scale_a = problem.scale_b = {nullptr, 1, 0, 1};
-    problem.scale_b.stride_group = n;
   } else {
     const auto of_dtype = [](at::ScalarType type) { return at::empty({0, 1}, at::TensorOptions().dtype(type)); };
     const Tensor a = of_dtype(dtype), b = of_dtype(b_dtype.value_or(dtype));

@@ -24,10 +24,12 @@ Tensor as_matrix(const Tensor& scale, int64_t row_dim) {
   return scale.dim() == 1 ? scale.unsqueeze(1 - row_dim) : scale;
 }
 
-// Scales of a B for each group as (groups, blocks of k, columns of B), with a size of 1 where one is shared by all.
+// Scales of a B for each group as (groups, blocks of k, columns of B), with a size of 1 where one is shared by all, and
+// at distances that a problem can say.
 Tensor as_batch(const Tensor& scale) {
   if (scale.numel() == 1) return scale.reshape({1, 1, 1});
-  return scale.dim() == 2 ? scale.unsqueeze(1) : scale;
+  const Tensor near = scale.stride(0) > INT32_MAX ? scale.clone(at::MemoryFormat::Contiguous) : scale;
+  return near.dim() == 2 ? near.unsqueeze(1) : near;
 }
 
 int64_t stride_of(const Tensor& scale, int64_t dim) { return scale.size(dim) == 1 ? 0 : scale.stride(dim); }
@@ -274,7 +276,7 @@ Outcome scaled_grouped_into(const Tensor& a, const Tensor& b, const Tensor& scal
   problem.scaling = shape.scaling;
   problem.scale_a = to_scales(own.scale_a, 0, 1, 1);
   problem.scale_b = to_scales(own.scale_b, 2, 1, shape.scaling == Scaling::blocks ? kScaledK : 1);
-  problem.scale_b.stride_group = stride_of(own.scale_b, 0);
+  problem.scale_b.stride_group = int32_t(stride_of(own.scale_b, 0));
   const BatchDim groups{shape.groups.num_groups, 0, b.stride(0), 0, own.bias.defined() ? own.bias.stride(0) : 0};
   problem.batch_dims = &groups;
   problem.num_batch_dims = 1;

@@ -280,7 +280,7 @@ def test_devices_of_torch_stand_for_what_this_machine_has():
         ({"dtype": "int8"}, ValueError, "dtype: got 'int8', expected one of fp32"),
         ({"dtype": torch.int8}, ValueError, "dtype: got torch.int8"),
         ({"dtype": "e4m3", "batch": 3}, ValueError, "batch: got 3 with operands of 8 bits, expected 0"),
-        ({"b_dtype": torch.float8_e5m2, "groups": 4}, ValueError, "groups: got 4 with operands of 8 bits"),
+        ({"b_dtype": torch.float8_e5m2, "batch": 4}, ValueError, "batch: got 4 with operands of 8 bits"),
         ({"layout": "NX"}, ValueError, "layout: got 'NX', expected one of NN"),
         ({"device": "abacus"}, ValueError, "device.*abacus"),
         ({"device": "cuda:sm_999"}, ValueError, "device.*sm_999.*known are cpu"),

@@ -489,12 +489,13 @@ OPERANDS = {
         "up_bias": (2, 5),
     },
     "scaled_matmul": {"a": (3, 4), "b": (4, 5), "scale_a": (3, 1), "scale_b": (1, 5), "bias": (5,)},
+    "scaled_grouped_matmul": {"a": (6, 4), "b": (2, 4, 5), "scale_a": (6, 1), "scale_b": (2, 1, 5), "bias": (2, 5)},
     "ordered_sum": {"a": (3, 4)},
     "quantize_rows": {"x": (3, 4)},
     "quantize_blocks": {"x": (3, 4)},
 }
-OF_8_BITS = {("scaled_matmul", "a"), ("scaled_matmul", "b")}
-WITHOUT_GRADIENT = ("matmul_out", "scaled_matmul")
+OF_8_BITS = {(op, name) for op in ("scaled_matmul", "scaled_grouped_matmul") for name in ("a", "b")}
+WITHOUT_GRADIENT = ("matmul_out", "scaled_matmul", "scaled_grouped_matmul")
 OTHER_ARGUMENTS = {
     "linear_and_sum": {"activation": "silu"},
     "gated": {"activation": "silu"},
@@ -503,6 +504,7 @@ OTHER_ARGUMENTS = {
     "activate_backward": {"activation": "silu"},
     "grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
     "gated_grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
+    "scaled_grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
     "ordered_sum": {"dims": [0]},
     "quantize_rows": {"dtype": torch.float8_e4m3fn},
     "quantize_blocks": {"dtype": torch.float8_e4m3fn, "block_rows": 1},

@@ -275,7 +275,7 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
         });
   } else if constexpr (Cfg::kIsScaled) {
     at.num_k_tiles = tile.num_k_tiles;
-    at.scales_b = tile.group * int(args.scale_b.stride_group);
+    at.scales_b = tile.group * args.scale_b.stride_group;
     Cfg::template multiply_scaled<Out>(acc.c, args, first_stage, shared, ring, consumer, at);
   } else if constexpr (Cfg::kSumsChunks) {
     multiply_chunks<Cfg, false>(acc, first_stage, shared, ring, tile.num_k_tiles, args.chunk_tiles);

@@ -133,7 +133,7 @@ const char* refuse_factors(const GemmProblem& p, int64_t num_groups) {
     return "operands with factors of blocks are e4m3";
   const auto extent = [&](const Scales& scales, int64_t rows) {
     return rows / scales.rows_of_block * scales.stride_row + ceil_div(p.k, kScaledK) * scales.stride_k +
-           num_groups * scales.stride_group;
+           num_groups * int64_t(scales.stride_group);
   };
   const bool is_near = extent(p.scale_a, p.m) <= INT32_MAX && extent(p.scale_b, p.n) <= INT32_MAX;
   return is_near ? nullptr : "factors lie 2^31 or more elements apart";

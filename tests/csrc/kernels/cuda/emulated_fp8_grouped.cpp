@@ -192,7 +192,7 @@ struct Run {
     p.scaling = is_of_blocks ? Scaling::blocks : Scaling::rows;
     const auto scales_of = [&](Matrix<uint32_t>& own, int rows_of_block, int64_t stride_group) {
       return Scales{reinterpret_cast<const float*>(own.data()), own.stride_row, is_of_blocks ? own.stride_col : 0,
-                    rows_of_block, stride_group};
+                    rows_of_block, int32_t(stride_group)};
     };
     p.scale_a = scales_of(scale_a, 1, 0);
     p.scale_b = scales_of(scale_b, is_of_blocks ? kScaledK : 1, scale_b.stride_item);

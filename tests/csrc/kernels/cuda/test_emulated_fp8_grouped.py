@@ -39,8 +39,8 @@ MUTANTS = {
     ),
     "a group has the factors of the one behind it": (
         "grouped.h",
-        "tile.group * int(args.scale_b.stride_group)",
-        "min(tile.group + {on}, args.batch[0].size - 1) * int(args.scale_b.stride_group)",
+        "tile.group * args.scale_b.stride_group",
+        "min(tile.group + {on}, args.batch[0].size - 1) * args.scale_b.stride_group",
         PAIRS,
     ),
     "a tile that begins early has the factors of the rows behind": (
