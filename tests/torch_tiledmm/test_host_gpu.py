@@ -127,7 +127,7 @@ def test_b_of_8_bits(dtype):
     """
     for m, n, k, gap, offset in (
         (1, 256, 300, 4, 0),
-        (5, 33, 4100, 0, 0),
+        (5, 33, 2100, 0, 0),
         (9, 70, 40, 0, 3),
         (17, 40, 129, 3, 1),
         (64, 17, 257, 15, 0),
@@ -145,7 +145,7 @@ def test_b_of_8_bits(dtype):
         sums, _ = host_gpu.matmul(a, q.to(dtype).mT, **of_wide)
         expected = torch.nn.functional.silu(sums * scale + bias)
         plans = explain(m, n, k, dtype, layout="NT", device="host:host", b_dtype="e4m3", plans_of="skinny").candidates
-        for plan in range(len(plans)):
+        for plan in range(0, len(plans), 3):
             for out_dtype in (torch.float32, dtype):
                 out, _ = host_gpu.matmul(
                     a, q.mT, algorithm=f"skinny:{plan}", scale_b=scale, bias=bias.to(out_dtype), out_dtype=out_dtype,
@@ -155,10 +155,10 @@ def test_b_of_8_bits(dtype):
             out, _ = host_gpu.matmul(a, q.mT, algorithm=f"skinny:{plan}", scale_b=scale, out_dtype=torch.float32)
             assert out.isnan().sum() == (2 * m if k == 300 else 0)
             assert torch.equal(out.nan_to_num(7), (sums * scale).nan_to_num(7)), plan
+    a, scale = rand(65, 8, dtype=dtype), torch.ones(24)
     with pytest.raises(NotImplementedError, match="up to 64 rows beside a B of 8 bits"):
-        host_gpu.matmul(
-            rand(65, 8, dtype=dtype), q[:, :0].expand(24, 8).mT, algorithm="skinny", scale_b=scale, out_dtype=dtype
-        )
+        q = torch.zeros(24, 8, dtype=torch.float8_e4m3fn)
+        host_gpu.matmul(a, q.mT, algorithm="skinny", scale_b=scale, out_dtype=dtype)
 
 
 def test_batch_bias_activation():

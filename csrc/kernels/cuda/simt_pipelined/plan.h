@@ -59,7 +59,7 @@ constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, b
     return is_k_major && shape.k_step == 4 ? block_mn * (shape.block_k + 4) : shape.block_k * (block_mn + 4);
   };
   const int64_t stage = elements(shape.block_m, is_a_k_major) + elements(shape.block_n, is_b_k_major);
-  return 352 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
+  return 320 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
 }
 
 constexpr int64_t num_simt_tiles(const SimtShape& shape, const GemmTask& task) {
