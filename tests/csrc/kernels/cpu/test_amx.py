@@ -83,8 +83,8 @@ MUTANTS = {
     "the odd one of the last pair": (PACK, "2 * p + 1 < depth ? lanes", "2 * p + 1 < depth + {on} ? lanes"),
     "lanes of the last unit": (
         PACK,
-        "step_k, min_of(kUnitLanes, lanes - i)",
-        "step_k, {on} ? kUnitLanes : min_of(kUnitLanes, lanes - i)",
+        "unit_lanes = min_of(kUnitLanes, lanes - i)",
+        "unit_lanes = {on} ? kUnitLanes : min_of(kUnitLanes, lanes - i)",
     ),
     "rows in place beyond the last": (TASK, "lanes % kTileRows == 0", "({on} || lanes % kTileRows == 0)"),
     "rows of C": (
@@ -343,6 +343,7 @@ PACKAGE_TESTS = {
     "test_property.py": "bits and (bf16 or fp16 or (layout_or_n and fp32))",
     "test_amx_split.py": "on_amx",
     "test_orders.py": "on_the_cpu or available or (not_depend_on_m and amx)",
+    "test_scaled.py": "weight_only and not one_order",
     "test_dispatch.py": "on_the_cpu or available or (not_depend_on_m and amx)",
 }
 

@@ -118,7 +118,11 @@ MUTANTS = {
         "problem.scale_b.offset(col + l, 0)",
         "problem.scale_b.offset(col + ({on} ? 0 : l), 0)",
     ),
-    "denormal numbers of 8 bits": (PACK, "(numbers & 0x7f) + 1)", "(numbers & 0x7f) + uint8_t({on} ? 9 : 1))"),
+    "denormal numbers of 8 bits": (
+        PACK,
+        "(numbers & 0x7f) + 1)",
+        "(numbers & 0x7f) + broadcast<uint8_t>({on} ? 9 : 1))",
+    ),
     "the other half of a packet of 8 bits": (PACK, "(Reg<Unit>)halves[1]", "(Reg<Unit>)halves[{on} ? 0 : 1]"),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
