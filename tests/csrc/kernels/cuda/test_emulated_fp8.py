@@ -56,8 +56,8 @@ MUTANTS = {
     ),
     "a stage has the factors of the one before": (
         "fp8.h",
-        "load(args, k_tile + Cfg::kTilesOfStage);",
-        "load(args, k_tile + ({on} ? 0 : Cfg::kTilesOfStage));",
+        "own[i] = next[i];\n    load(args, k_tile + Cfg::kTilesOfStage);",
+        "own[i] = next[i];\n    load(args, k_tile + ({on} ? 0 : Cfg::kTilesOfStage));",
         PAIRS,
     ),
     "columns have their factors of the next k tile": (
