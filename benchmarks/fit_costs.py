@@ -247,9 +247,9 @@ def write_rows(kernel: str, model: Model, arch: int, note: str, csrc: Path = CSR
 
 
 def is_fitted(kernel: str, arch: int, csrc: Path = CSRC) -> bool:
-    """Whether each of its tables has a row for a chip."""
+    """Whether each of its tables has a row for a chip, but for those of 8 bits: bench_regret.py does not measure them."""
     tables = TABLE.findall((csrc / FOLDER / folder_of(kernel).name / "costs.h").read_text())
-    return all(arch in rows_of(rows) for _, _, rows in tables)
+    return all(arch in rows_of(rows) for _, name, rows in tables if "Fp8" not in name)
 
 
 def name_chip(device: str, product: str, csrc: Path = CSRC) -> None:

@@ -70,6 +70,9 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(model, tmp_path):
     assert fit_costs.is_fitted("skinny", ARCH, csrc)
     for (struct, name, rows), (_, _, old) in zip(fit_costs.TABLE.findall(costs.read_text()), before, strict=True):
         found = fit_costs.rows_of(rows)
+        if "Fp8" in name:
+            assert list(found) == [90], "nothing was measured"
+            continue
         assert found[90] == old and list(found) == [90, ARCH], "the H200's row stays"
         comment, row = found[ARCH].splitlines()
         numbers = [float(number) for number in row.strip("{}").replace("{", "").split(", ")]

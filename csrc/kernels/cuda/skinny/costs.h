@@ -20,6 +20,14 @@ struct SkinnyCosts {                          // in 16 bits
 };
 inline constexpr CostRow<SkinnyCosts> kSkinnyCosts[] = {{90, {}}};
 
+struct SkinnyF64Costs {
+  Mma64Time k_tile = 0.55, group = 0.11;  // of a k tile: whatever it holds, and for each group of columns
+  MemoryRate rate = 3.55e6;
+  Fixed start = 7.5, split = 3.1, unit = 0.9, items_of_round = 6, items = 2;  // as above
+  Fixed narrow = 1.5;                                                         // times as long with narrow copies
+};
+inline constexpr CostRow<SkinnyF64Costs> kSkinnyF64Costs[] = {{90, {}}};
+
 // Beside a B of 8 bits. H200, 960 plans of 40 products: what it picks takes 1.4 % longer than the best plan.
 struct SkinnyFp8Costs {
   MemoryRate rate_b = 3.39e6, rate_a = 3.78e6;  // as above
@@ -30,13 +38,5 @@ struct SkinnyFp8Costs {
   Fixed narrow = 2;                          // times as long with narrow copies, which is a guess
 };
 inline constexpr CostRow<SkinnyFp8Costs> kSkinnyFp8Costs[] = {{90, {}}};
-
-struct SkinnyF64Costs {
-  Mma64Time k_tile = 0.55, group = 0.11;  // of a k tile: whatever it holds, and for each group of columns
-  MemoryRate rate = 3.55e6;
-  Fixed start = 7.5, split = 3.1, unit = 0.9, items_of_round = 6, items = 2;  // as above
-  Fixed narrow = 1.5;                                                         // times as long with narrow copies
-};
-inline constexpr CostRow<SkinnyF64Costs> kSkinnyF64Costs[] = {{90, {}}};
 
 }  // namespace tiledmm
