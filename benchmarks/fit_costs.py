@@ -247,7 +247,7 @@ def write_rows(kernel: str, model: Model, arch: int, note: str, csrc: Path = CSR
 
 
 def is_fitted(kernel: str, arch: int, csrc: Path = CSRC) -> bool:
-    """Whether each of its tables has a row for a chip, but for those of 8 bits: bench_regret.py does not measure them."""
+    """Whether each of its tables has a row for a chip, but for 8 bits, which bench_regret.py does not measure."""
     tables = TABLE.findall((csrc / FOLDER / folder_of(kernel).name / "costs.h").read_text())
     return all(arch in rows_of(rows) for _, name, rows in tables if "Fp8" not in name)
 
