@@ -18,7 +18,7 @@ struct Half {
 struct BFloat16 {
   uint16_t bits;
 };
-// Of a B beside a wider A.
+// An element of 8 bits, of a B that stands beside a wider A.
 struct E4m3 {
   uint8_t bits;
 };

@@ -38,9 +38,9 @@ TILEDMM_SCALAR uint32_t float_to_float8(const Float8& format, float value) {
   return select(0x7f800000 - magnitude, kFloat8Nan, sign | finite);
 }
 
-// Of e5m2: a float16 but for its lower byte.
+// A number of e5m2 is the upper byte of a float16.
 TILEDMM_SCALAR float e5m2_to_float(uint32_t number) { return half_to_float(uint16_t(number << 8)); }
-// Of e4m3, without a number that fp32 has as a denormal one: some processors take those for zero.
+// The way from e4m3 passes no denormal number of fp32: some processors take those for zero.
 TILEDMM_SCALAR float e4m3_to_float(uint32_t number) {
   const uint32_t magnitude = number & 0x7f, normal = (magnitude << 20) + (120u << 23);
   const uint32_t finite = select(magnitude - 8, bits_of(float(magnitude) * 0x1p-9f), normal);

@@ -171,6 +171,20 @@ Tensor place_of_sums(const Tensor& c) {
   return is_in_place ? c : new_result(c.sizes(), c.options().dtype(at::kFloat));
 }
 
+// The result in `out`: of a kernel that reads 8 bits, which stores C, or, where there is none, of widen(sums).
+template <class Widen>
+Outcome compute_or_widen(GemmProblem& problem, int32_t algorithm, bool may_widen, const Tensor& c, const Tensor& out,
+                         const Widen& widen) {
+  Outcome outcome = compute(problem, algorithm, out.device(), false);
+  Tensor result = c;
+  if (outcome.status == Status::unsupported && may_widen) {
+    result = place_of_sums(c);
+    outcome = widen(result);
+  }
+  if (outcome.status == Status::ok && !result.is_same(out)) Tensor(out).copy_(result);
+  return outcome;
+}
+
 // A B of 8 bits beside a wider A. In a kernel that reads 8 bits a row has the bits that it has by others, where it is
 // multiplied by the widened B.
 Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const std::optional<Tensor>& bias,
@@ -188,15 +202,12 @@ Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const 
   GemmProblem problem = problem_of(own, dtypes, own_activation, c);
   problem.scaling = Scaling::rows;
   problem.scale_b = to_scales(own.scale_b, 1, 0, 1);
-  Outcome outcome = compute(problem, own_algorithm, x.device(), false);
-  Tensor result = c;
-  if (outcome.status == Status::unsupported) {
-    result = place_of_sums(c);
-    outcome = wide_product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, result, true);
-    if (outcome.status == Status::ok) finish(result, own.scale_b, own.bias, own_activation);
-  }
-  outcome.raise();
-  if (!result.is_same(out)) Tensor(out).copy_(result);
+  const auto multiply_widened = [&](const Tensor& sums) {
+    const Outcome outcome = wide_product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, sums, true);
+    if (outcome.status == Status::ok) finish(sums, own.scale_b, own.bias, own_activation);
+    return outcome;
+  };
+  compute_or_widen(problem, own_algorithm, true, c, out, multiply_widened).raise();
   return out;
 }
 
@@ -231,20 +242,6 @@ Tensor scaled_grouped_matmul(const Tensor& a, const Tensor& b, const Tensor& sca
                       to_algorithm(algorithm))
       .raise();
   return out;
-}
-
-// The result in `out`: of a kernel that reads 8 bits, which stores C, or, where there is none, of widen(sums).
-template <class Widen>
-Outcome compute_or_widen(GemmProblem& problem, int32_t algorithm, bool may_widen, const Tensor& c, const Tensor& out,
-                         const Widen& widen) {
-  Outcome outcome = compute(problem, algorithm, out.device(), false);
-  Tensor result = c;
-  if (outcome.status == Status::unsupported && may_widen) {
-    result = place_of_sums(c);
-    outcome = widen(result);
-  }
-  if (outcome.status == Status::ok && !result.is_same(out)) Tensor(out).copy_(result);
-  return outcome;
 }
 
 }  // namespace

@@ -81,7 +81,8 @@ elementwise(const T* x, const T* grad, T* y, int64_t num_vectors, int64_t count,
   }
 }
 
-// Elements of 8 bits in a wider dtype, which holds them: 8 at a time where both operands are aligned to that.
+// Elements of 8 bits in a wider dtype, which holds them: 8 at a time where both operands are
+// aligned to 16 bytes.
 template <DType DTYPE, class Y>
 TILEDMM_KERNEL(kElementwiseThreads, 2)
 widen(const uint8_t* x, Y* y, int64_t num_vectors, int64_t count, int64_t num_threads) {

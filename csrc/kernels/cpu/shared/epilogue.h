@@ -1,4 +1,4 @@
-// From partial sums to C: scales, alpha, beta * bias, activation, one rounding, store. One instruction set per
+// The way from partial sums to C: scales, alpha, beta * bias, activation, one rounding, store. One instruction set per
 // translation unit, as in simd.h.
 #pragma once
 

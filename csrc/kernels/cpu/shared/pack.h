@@ -90,8 +90,8 @@ constexpr uint32_t bf16_of_e4m3(uint32_t number) {
 }
 
 #if defined(TILEDMM_LOOKS_UP)
-// Of a normal number of e4m3, the lower byte in bf16 is its last four bits, and the upper one a function of the others.
-// What the bytes of numbers below 8 and of NaN differ by, they have at 14 - number and at 15.
+// bf16's lower byte of a normal number of e4m3 is the number's last four bits, and the upper one a function of the
+// others. The bytes of numbers below 8 and of NaN differ from that: by what stands at 14 - number, and at 15.
 struct E4m3Tables {
   uint8_t upper[64] = {}, upper_change[64] = {}, lower_change[64] = {};  // the same 16 for each packet
 
@@ -121,7 +121,7 @@ TILEDMM_INLINE void widen_e4m3(Reg<uint8_t> numbers, Reg<uint8_t>& first, Reg<ui
 #if defined(TILEDMM_LOOKS_UP)
   const Reg<uint8_t> change = subtract_saturated(broadcast<uint8_t>(15), (numbers & 0x7f) + 1);  // of NaN 15 + 128
   const Reg<uint8_t> upper = look_up(kE4m3Tables.upper, numbers >> 4) ^ look_up(kE4m3Tables.upper_change, change);
-  // Of 16 bits at a time: g++ shifts bytes by four additions.
+  // Shifts are of 16 bits: g++ makes four additions of a shift of bytes.
   const Reg<uint8_t> last_bits = (Reg<uint8_t>)((Reg<uint16_t>)numbers << 4) & 0xf0;
   const Reg<uint8_t> lower = last_bits ^ look_up(kE4m3Tables.lower_change, change);
   first = interleave<uint8_t, 1, false>(lower, upper);

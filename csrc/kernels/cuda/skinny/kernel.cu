@@ -6,7 +6,8 @@
 // The large operand takes the instruction's 16 rows and the few rows its 8 columns (the sums' bits stay the same), so
 // 8 rows cost little more than one. Few columns are few rows of C^T. Chunks of k are computed side by side where n is
 // small, and added in their order by a second kernel. The second-level cache gives up the streamed operand first, and
-// need not write back what others left there. Limits: from 16 rows on, all multiprocessors read the same rows at a
+// need not write back what others left there. Warps that multiply widen a B of 8 bits (e4m3) on its way, beside rows of
+// 16 bits, and scale its columns' sums. Limits: from 16 rows on, all multiprocessors read the same rows at a
 // time; wgmma is faster then, where there is one. Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin
 // (IST-DASLab) and swapAB of CUTLASS.
 #include "core/plan.h"
