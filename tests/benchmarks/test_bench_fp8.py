@@ -55,6 +55,8 @@ def test_all_families(bench, monkeypatch, tmp_path, capsys):
     ]
     assert [row["arm"] for row in of["layers"]] == [row["arm"] for row in of["llama"]] == list(bench.LAYERS)
     assert all(row["torch_over_ours"] == 2.5 for row in of["layers"] + of["llama"])
+    assert [row["arm"] for row in of["text"]] == ["bf16", *bench.LAYERS]
+    assert all(abs(row["loss"] - of["text"][0]["loss"]) < 0.05 for row in of["text"])
     out = capsys.readouterr().out
     assert "layers fp8_row_fp8: torch / ours 2.500, lowest 2.50" in out
 
