@@ -6,9 +6,44 @@
 // Source: Accera documentation, "Tensor MatMul on GPU: Caching", output caching.
 #include "kernels/gpu/kernels.h"
 #include "kernels/gpu/mma_tiles.h"
+#include "platform/scaled_sums.h"
 
 namespace tiledmm::gpu {
 namespace {
+
+// The totals of a warp whose operands have 8 bits.
+template <class Warp>
+struct Totals {
+  using M = typename Warp::M;
+  float totals[Warp::kFragsM][Warp::kFragsN][M::kAccs] = {};
+
+  // Calls visit(total, sum, factor) for each sum of this lane.
+  template <class Visit>
+  TILEDMM_DEVICE void for_each(Warp& warp, const GemmProblem& gemm, const TilePlace& tile, Scaling asked,
+                               int64_t k, const Visit& visit) {
+    constexpr int kAccs = M::kAccs;
+    const Factors<Warp::kFragsM * kAccs, Warp::kFragsN * kAccs> factors(
+        gemm, asked, k, tile.row + warp.warp_row,
+        [&](int i) { return i / kAccs * M::kM + M::c_row(warp.lane, i % kAccs); }, tile.col + warp.warp_col,
+        [&](int j) { return j / kAccs * M::kN + M::c_col(warp.lane, j % kAccs); });
+    TILEDMM_UNROLL for (int i = 0; i < Warp::kFragsM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < Warp::kFragsN; ++j) {
+        TILEDMM_UNROLL for (int e = 0; e < kAccs; ++e) {
+          visit(totals[i][j][e], warp.acc[i][j][e], factors.at(i * kAccs + e, j * kAccs + e));
+        }
+      }
+    }
+  }
+  // Behind a k tile that ends at `k`.
+  TILEDMM_DEVICE void end_k_tile(Warp& warp, const GemmProblem& gemm, const TilePlace& tile, int64_t k) {
+    if (ends_block(k, gemm.k)) for_each(warp, gemm, tile, Scaling::blocks, k - 1, promote);
+  }
+  TILEDMM_DEVICE void take(Warp& warp, const GemmProblem& gemm, const TilePlace& tile) {
+    for_each(warp, gemm, tile, Scaling::rows, 0, [](float total, float& sum, float factor) { sum = total * factor; });
+  }
+};
+
+struct NoTotals {};
 
 template <class Config, class T, class Tiles, bool IS_GROUPED>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
@@ -16,10 +51,12 @@ mma_output_cached(FoldedProblem problem) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-      const auto [gemm, tile] = block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED>(problem, batch_idx);
-      typename Tiles::TileA tile_a(operand_a<T>(gemm), tile.row);
-      typename Tiles::TileB tile_b(operand_b<T>(gemm), tile.col);
+      const auto [gemm, tile] =
+          block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED, Tiles::kIsWidened>(problem, batch_idx);
+      typename Tiles::TileA tile_a(operand_a<typename Tiles::Stored>(gemm), tile.row, gemm.dtype_a);
+      typename Tiles::TileB tile_b(operand_b<typename Tiles::Stored>(gemm), tile.col, gemm.dtype_b);
       typename Tiles::Warp warp;
+      [[maybe_unused]] std::conditional_t<Tiles::kIsWidened, Totals<typename Tiles::Warp>, NoTotals> totals;
       block_barrier();  // nobody reads the last item's tiles any more
       tile_a.load_block_tile(0);
       tile_b.load_block_tile(0);
@@ -31,16 +68,22 @@ mma_output_cached(FoldedProblem problem) {
         tile_a.load_block_tile(k + Config::kBlockK);
         tile_b.load_block_tile(k + Config::kBlockK);
         warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
+        if constexpr (Tiles::kIsWidened) totals.end_k_tile(warp, gemm, tile, k + Config::kBlockK);
         block_barrier();  // nobody reads the old tiles any more
         tile_a.store_block_tile(smem.tiles.a);
         tile_b.store_block_tile(smem.tiles.b);
         block_barrier();  // the new tiles are whole
       }
       warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
+      if constexpr (Tiles::kIsWidened) {
+        totals.end_k_tile(warp, gemm, tile, k + Config::kBlockK);
+        totals.take(warp, gemm, tile);
+      }
       block_barrier();  // nobody reads the last tiles any more
       // Anew, so that the main loop need not keep it in registers.
-      warp.store(block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED>(problem, opaque_uniform(batch_idx)).gemm,
-                 tile, smem.strips);
+      const int64_t idx = opaque_uniform(batch_idx);
+      warp.store(block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED, Tiles::kIsWidened>(problem, idx).gemm, tile,
+                 smem.strips);
     }
   }
 }
@@ -55,6 +98,10 @@ struct MmaOutputCached {
   }
 };
 
+// Operands of 8 bits, which have two sets of sums.
+using LargeConfigOf8Bits = MmaConfig<128, 128, kIsAmd ? 32 : 64, 256, 2>;
+static_assert(LargeConfigOf8Bits::kBlockN == mma_tile(true, false, true).block_n, "the plan knows the tile");
+
 using Large = LargeMmaConfig<float>;
 using Small = SmallMmaConfig<float>;
 static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN == mma_tile(true, kIsAmd).block_n &&
@@ -65,7 +112,14 @@ static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN
 }  // namespace
 
 Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  return launch_mma_tiles<MmaOutputCached, true>(problem, plan.as<LadderPlan>().is_large, executor);
+  const bool is_large = plan.as<LadderPlan>().is_large;
+  if (size_of(problem.gemm.dtype_a) == 1) {
+    const auto launch = [&](auto config) {
+      return launch_mma_tile<MmaOutputCached, decltype(config), BFloat16, AnyElement, AnyFloat8>(problem, executor);
+    };
+    return is_large ? launch(LargeConfigOf8Bits{}) : launch(SmallMmaConfig<BFloat16>{});
+  }
+  return launch_mma_tiles<MmaOutputCached, true>(problem, is_large, executor);
 }
 
 }  // namespace tiledmm::gpu
