@@ -8,6 +8,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "platform/epilogue.h"
+#include "platform/widen.h"
 
 namespace tiledmm::gpu {
 

@@ -1,7 +1,7 @@
 // From the sums of a GPU kernel to C: the item of the batch, alpha, beta, bias, activation, one rounding, store.
 #pragma once
 
-#include "platform/gpu.h"
+#include "platform/widen.h"
 
 namespace tiledmm {
 namespace gpu {

@@ -49,13 +49,14 @@ def test_values(recipe, mix):
     number = list(RECIPES).index(recipe) + 7 * MIXES.index(mix)
     epilogues = list(itertools.product(OUT_DTYPES, ACTIVATIONS, (False, True)))
     layouts = list(itertools.product(LAYOUTS, repeat=2))
-    for i, (m, n, k) in enumerate(SIZES):
+    for i in range(3):
+        m, n, k = SIZES[(number + 2 * i) % len(SIZES)]
         out_dtype, activation, has_bias = epilogues[(number + 11 * i) % len(epilogues)]
-        given = operands(recipe, m, n, k, mix, layouts[(number + 2 * i) % 9], LAYOUTS[(number + i) % 3])
+        given = operands(recipe, m, n, k, mix, layouts[(number + i) % 9], LAYOUTS[(number + i) % 3])
         bias = torch.randn(n).to(out_dtype) if has_bias else None
         options = {"bias": bias, "activation": activation, "out_dtype": out_dtype}
         expected, of_chain = expect_scaled(*given, **options), []
-        for name, warp_size in KERNELS[i % 2 :: 2] + [("mma_async", 32)] * (i % 2):
+        for name, warp_size in {*KERNELS[i % 2 :: 2], ("mma_async", 32)}:
             out = multiply(*given, algorithm=name, warp_size=warp_size, seed=number, **options)
             assert_close(out, expected)
             of_chain += [out] if name in CHAIN else []
@@ -112,14 +113,12 @@ def test_groups(recipe):
 def test_every_gpu_has_a_kernel_and_explain_says_that_it_widens():
     chips = [f"{chip['device']}:{name}" for name, chip in build_info().chips.items() if name != "host"]
     for device, groups in itertools.product(chips, (0, 8)):
-        for m, n, k in ((1, 1, 1), (1, 4096, 4096), (4096, 7168, 2048), (5, 0, 7), (4, 3, 0)):
+        for m, n, k in ((1, 1, 1), (1, 4096, 4096), (4096, 7168, 2048), (4, 3, 0)):
             answer = explain(m, n, k, "e5m2", b_dtype="e4m3", device=device, groups=groups)
             candidates = {own.algorithm: own for own in answer.candidates}
             on_nvidia = "wgmma_fp8" if device == "cuda:sm_90" and k else "mma_async"
             expected = on_nvidia + "_grouped" * bool(groups and "fp8" in on_nvidia)
             assert answer.choice == (expected if device.startswith("cuda") else "mma_output_cached"), answer
-            if m * n == 0:
-                continue
             for name, dtype in (("mma_async", "fp16"), ("mma_output_cached", "bf16"), ("naive", "fp32")):
                 own = candidates[name]
                 assert own.config.get("widened_to") == dtype or not own.legal and name == "mma_async", own

@@ -94,11 +94,48 @@ struct WideningTile {
   }
 };
 
+// The sums of one warp, and their totals.
+template <class Cfg, class TileA, class TileB>
+struct PromotedSums : WarpSums<Cfg, TileA, TileB> {
+  using Base = WarpSums<Cfg, TileA, TileB>;
+  using L = LayoutM16N8;
+  // A row of C for every two of a lane's sums, a column for each of two.
+  using OwnFactors = Factors<2 * Cfg::kFragsM, 2 * Cfg::kFragsN>;
+  int64_t row, col;  // of C's block tile
+
+  TILEDMM_DEVICE PromotedSums(int64_t row, int64_t col) : row(row), col(col) {
+    this->for_each([&](int i, int j, int e) { this->total[i][j][e] = 0; });
+  }
+  TILEDMM_DEVICE OwnFactors factors(const GemmProblem& gemm, Scaling asked, int64_t k) const {
+    return OwnFactors(
+        gemm, asked, k, row + this->warp_row + L::c_row(this->lane, 0), [](int i) { return 8 * i; },
+        col + this->warp_col + L::c_col(this->lane, 0), [](int j) { return j / 2 * 8 + j % 2; });
+  }
+  TILEDMM_DEVICE void end_block(const OwnFactors& own) {
+    this->for_each([&](int i, int j, int e) {
+      promote(this->total[i][j][e], this->acc[i][j][e], own.at(2 * i + e / 2, 2 * j + e % 2));
+    });
+  }
+  TILEDMM_DEVICE void store_total(const GemmProblem& gemm, typename Base::StripOf& strip) {
+    const OwnFactors own = factors(gemm, Scaling::rows, 0);
+    this->for_each([&](int i, int j, int e) {
+      this->acc[i][j][e] = this->total[i][j][e] * own.at(2 * i + e / 2, 2 * j + e % 2);
+    });
+    if (gemm.dtype_c == DType::f32) {
+      this->template store<AnyElement>(gemm, row, col, false, strip);
+    } else if (gemm.dtype_c == DType::f16) {
+      this->template store<Half>(gemm, row, col, false, strip);
+    } else {
+      this->template store<BFloat16>(gemm, row, col, false, strip);
+    }
+  }
+};
+
 template <class Cfg>
 struct Fp8Tiles {
   using TileA = WideningTile<Cfg, Cfg::kBlockM>;
   using TileB = WideningTile<Cfg, Cfg::kBlockN>;
-  using Sums = WarpSums<Cfg, TileA, TileB>;
+  using Sums = PromotedSums<Cfg, TileA, TileB>;
   struct Stage {
     typename TileA::Packets a;
     typename TileB::Packets b;
@@ -120,7 +157,6 @@ template <class Cfg, bool IS_GROUPED>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mma_fp8(TileGroups groups, FoldedProblem problem) {
   using Tiles = Fp8Tiles<Cfg>;
-  using L = LayoutM16N8;
   constexpr int kSteps = Cfg::kSteps, kStages = Cfg::kStages, kPacketsA = Tiles::TileA::kPackets;
   constexpr int kPackets = kPacketsA + Tiles::TileB::kPackets;
   auto& smem = block_shared<typename Tiles::Shared>();
@@ -135,16 +171,7 @@ mma_fp8(TileGroups groups, FoldedProblem problem) {
   }
   typename Tiles::TileA tile_a(operand_a<uint8_t>(gemm), row, gemm.dtype_a);
   typename Tiles::TileB tile_b(operand_b<uint8_t>(gemm), col, gemm.dtype_b);
-  typename Tiles::Sums sums;
-  sums.for_each([&](int i, int j, int e) { sums.total[i][j][e] = 0; });
-
-  // A row of C for every two of a lane's sums, a column for each of two.
-  using OwnFactors = Factors<2 * Cfg::kFragsM, 2 * Cfg::kFragsN>;
-  const auto factors_of = [&](Scaling asked, int64_t k) {
-    return OwnFactors(
-        gemm, asked, k, row + sums.warp_row + L::c_row(sums.lane, 0), [](int i) { return 8 * i; },
-        col + sums.warp_col + L::c_col(sums.lane, 0), [](int j) { return j / 2 * 8 + j % 2; });
-  };
+  typename Tiles::Sums sums(row, col);
 
   const auto copy_tiles = [&](int stage) {
     tile_a.copy(smem.tiles.stages[stage].a);
@@ -169,7 +196,7 @@ mma_fp8(TileGroups groups, FoldedProblem problem) {
   load_fragments(0, 0);
   int stage = 0, wide = 0;
   for (int64_t first_k = 0; first_k < gemm.k; first_k += kScaledK) {
-    const OwnFactors factors = factors_of(Scaling::blocks, first_k);  // on their way while their sums are made
+    const auto factors = sums.factors(gemm, Scaling::blocks, first_k);  // on their way while their sums are made
     const int64_t end_k = min_of(first_k + kScaledK, gemm.k);
     TILEDMM_NO_UNROLL for (int64_t k = first_k; k < end_k; k += Cfg::kBlockK) {
       copy_tiles(stage);  // whose packets were widened before the last barrier
@@ -189,25 +216,11 @@ mma_fp8(TileGroups groups, FoldedProblem problem) {
       }
       wide = 1 - wide;
     }
-    sums.for_each([&](int i, int j, int e) {
-      promote(sums.total[i][j][e], sums.acc[i][j][e], factors.at(2 * i + e / 2, 2 * j + e % 2));
-    });
+    sums.end_block(factors);
   }
-  const OwnFactors factors = factors_of(Scaling::rows, 0);
-  sums.for_each([&](int i, int j, int e) {
-    sums.acc[i][j][e] = sums.total[i][j][e] * factors.at(2 * i + e / 2, 2 * j + e % 2);
-  });
-
   wait_copies<0>();
   block_barrier();  // nobody reads the last tiles any more
-  auto& strip = smem.strips[thread_idx() / 32];
-  if (gemm.dtype_c == DType::f32) {
-    sums.template store<AnyElement>(gemm, row, col, false, strip);
-  } else if (gemm.dtype_c == DType::f16) {
-    sums.template store<Half>(gemm, row, col, false, strip);
-  } else {
-    sums.template store<BFloat16>(gemm, row, col, false, strip);
-  }
+  sums.store_total(gemm, smem.strips[thread_idx() / 32]);
 }
 
 template <class Cfg>
