@@ -126,7 +126,7 @@ struct TileReader {
       const int64_t offset = opaque(from - operand.base + k * operand.stride_k);
       TILEDMM_UNROLL for (int packet = 0; packet < kPackets; ++packet) {
         staged[packet] = load_edge_packet<P>(operand, opaque(offset + far_of(packet) * stride_far()), stride_close(),
-                                          far_of(packet) < inside_far ? opaque(inside_close) : 0);
+                                             far_of(packet) < inside_far ? opaque(inside_close) : 0);
       }
     }
   }

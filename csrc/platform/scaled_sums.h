@@ -20,8 +20,9 @@ template <int COUNT, class Behind>
 TILEDMM_DEVICE void load_factors(const Scales& scales, int64_t row, int64_t num_rows, int64_t k_block,
                                  const Behind& behind, float (&factors)[COUNT]) {
   const float* from = factor_of(scales, row, k_block);
-  const int64_t step = scales.rows_of_block == 1 ? scales.stride_row : 0;
-  const auto last = int(min_of(num_rows - row, kScaledK)) - 1;
+  // Opaque: what is the same beside each block of k would take registers from the sums.
+  const int64_t step = opaque(scales.rows_of_block == 1 ? scales.stride_row : 0);
+  const int last = opaque(int(min_of(num_rows - row, kScaledK)) - 1);
   TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) factors[i] = load_global(from + min_of(behind(i), last) * step);
 }
 

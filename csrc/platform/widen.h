@@ -60,23 +60,25 @@ TILEDMM_DEVICE uint32_t widened_e4m3(uint32_t pair) {
 #endif
 }
 
-// The same of either dtype of 8 bits.
+// The same of either dtype of 8 bits. By its bits a number of e5m2 is one of fp16, and one of e4m3 is 2^8 times what it
+// then is; NaN of e4m3 gets an exponent of ones alone.
 template <class T>
 TILEDMM_DEVICE uint32_t widened_float8(bool is_e5m2, uint32_t pair) {
-  const uint32_t halves = (pair & 0xff) << 8 | (pair & 0xff00) << 16;  // a number of e5m2 begins as one of fp16
+  const uint32_t halves = (pair & 0xff) << 8 | (pair & 0xff00) << 16;
+  const uint32_t magnitudes = halves & 0x7f007f00, nans = (magnitudes + 0x01000100) & 0x80008000;
+  const uint32_t of_e4m3 = (halves & 0x80008000) | (magnitudes | nans) >> 1;
   if constexpr (std::is_same_v<T, Half>) {
     if (is_e5m2) return halves;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     return widened_e4m3<T>(pair);
 #else
-    // By its bits a number of e4m3 is 2^8 times what it then is in fp16. That of NaN gets an exponent of ones alone.
-    const uint32_t magnitudes = halves & 0x7f007f00, nans = (magnitudes + 0x01000100) & 0x80008000;
-    return times_256((halves & 0x80008000) | (magnitudes | nans) >> 1);
+    return times_256(of_e4m3);
 #endif
   } else {
     static_assert(std::is_same_v<T, BFloat16>);
-    const float first = is_e5m2 ? as_acc(Half{uint16_t(halves)}) : e4m3_to_float(pair & 0xff);
-    const float second = is_e5m2 ? as_acc(Half{uint16_t(halves >> 16)}) : e4m3_to_float(pair >> 8);
+    const uint32_t bits = is_e5m2 ? halves : of_e4m3;
+    const float factor = is_e5m2 ? 1 : 256;
+    const float first = as_acc(Half{uint16_t(bits)}) * factor, second = as_acc(Half{uint16_t(bits >> 16)}) * factor;
     return bits_of(first) >> 16 | (bits_of(second) & 0xffff0000);  // nothing is cut off
   }
 }

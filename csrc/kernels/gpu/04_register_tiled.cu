@@ -101,6 +101,9 @@ register_tiled(FoldedProblem problem) {
   const int warp_col = warp % Config::kWarpsN * kLanesN * kThreadN, thread_col = warp_col + lane % kLanesN * 4;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const auto [gemm, tile] = block_work<kBlockM, kBlockN, IS_GROUPED, sizeof(A) == 1>(problem, batch_idx);
+    if constexpr (IS_GROUPED && sizeof(A) == 1) {
+      if (tile.row >= gemm.m) continue;  // no row has factors
+    }
     const auto a = operand_a<A>(gemm);
     const auto b = operand_b<B>(gemm);
     const bool is_a_k_major = is_k_major(a.stride_mn, a.stride_k), is_b_k_major = is_k_major(b.stride_mn, b.stride_k);

@@ -19,17 +19,17 @@ struct Totals {
 
   // Calls visit(total, sum, factor) for each sum of this lane.
   template <class Visit>
-  TILEDMM_DEVICE void for_each(Warp& warp, const GemmProblem& gemm, const TilePlace& tile, Scaling asked,
-                               int64_t k, const Visit& visit) {
+  TILEDMM_DEVICE void for_each(Warp& warp, const GemmProblem& gemm, const TilePlace& tile, Scaling asked, int64_t k,
+                               const Visit& visit) {
     constexpr int kAccs = M::kAccs;
-    const Factors<Warp::kFragsM * kAccs, Warp::kFragsN * kAccs> factors(
-        gemm, asked, k, tile.row + warp.warp_row,
-        [&](int i) { return i / kAccs * M::kM + M::c_row(warp.lane, i % kAccs); }, tile.col + warp.warp_col,
-        [&](int j) { return j / kAccs * M::kN + M::c_col(warp.lane, j % kAccs); });
     TILEDMM_UNROLL for (int i = 0; i < Warp::kFragsM; ++i) {
+      // Opaque, as in load_factors.
+      const Factors<kAccs, Warp::kFragsN * kAccs> factors(
+          gemm, asked, k, opaque(tile.row + warp.warp_row + i * M::kM), [&](int e) { return M::c_row(warp.lane, e); },
+          opaque(tile.col + warp.warp_col), [&](int j) { return j / kAccs * M::kN + M::c_col(warp.lane, j % kAccs); });
       TILEDMM_UNROLL for (int j = 0; j < Warp::kFragsN; ++j) {
         TILEDMM_UNROLL for (int e = 0; e < kAccs; ++e) {
-          visit(totals[i][j][e], warp.acc[i][j][e], factors.at(i * kAccs + e, j * kAccs + e));
+          visit(totals[i][j][e], warp.acc[i][j][e], factors.at(e, j * kAccs + e));
         }
       }
     }
@@ -53,6 +53,9 @@ mma_output_cached(FoldedProblem problem) {
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const auto [gemm, tile] =
           block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED, Tiles::kIsWidened>(problem, batch_idx);
+      if constexpr (IS_GROUPED && Tiles::kIsWidened) {
+        if (tile.row >= gemm.m) continue;  // no row has factors
+      }
       typename Tiles::TileA tile_a(operand_a<typename Tiles::Stored>(gemm), tile.row, gemm.dtype_a);
       typename Tiles::TileB tile_b(operand_b<typename Tiles::Stored>(gemm), tile.col, gemm.dtype_b);
       typename Tiles::Warp warp;
@@ -68,11 +71,11 @@ mma_output_cached(FoldedProblem problem) {
         tile_a.load_block_tile(k + Config::kBlockK);
         tile_b.load_block_tile(k + Config::kBlockK);
         warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
-        if constexpr (Tiles::kIsWidened) totals.end_k_tile(warp, gemm, tile, k + Config::kBlockK);
         block_barrier();  // nobody reads the old tiles any more
         tile_a.store_block_tile(smem.tiles.a);
         tile_b.store_block_tile(smem.tiles.b);
         block_barrier();  // the new tiles are whole
+        if constexpr (Tiles::kIsWidened) totals.end_k_tile(warp, gemm, tile, k + Config::kBlockK);
       }
       warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
       if constexpr (Tiles::kIsWidened) {
@@ -98,28 +101,24 @@ struct MmaOutputCached {
   }
 };
 
-// Operands of 8 bits, which have two sets of sums.
-using LargeConfigOf8Bits = MmaConfig<128, 128, kIsAmd ? 32 : 64, 256, 2>;
-static_assert(LargeConfigOf8Bits::kBlockN == mma_tile(true, false, true).block_n, "the plan knows the tile");
+// The small tile of operands of 8 bits, which have no other: AMD's compiler has no registers for more than so short a k
+// tile beside two sets of sums.
+using ConfigOf8Bits = MmaConfig<64, 64, 32, 128, 2>;
 
 using Large = LargeMmaConfig<float>;
 using Small = SmallMmaConfig<float>;
 static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN == mma_tile(true, kIsAmd).block_n &&
                   Small::kBlockM == mma_tile(false, kIsAmd).block_m &&
-                  Small::kBlockN == mma_tile(false, kIsAmd).block_n,
+                  Small::kBlockN == mma_tile(false, kIsAmd).block_n && Small::kBlockM == ConfigOf8Bits::kBlockM &&
+                  Small::kBlockN == ConfigOf8Bits::kBlockN,
               "the plan knows the tiles");
 
 }  // namespace
 
 Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  const bool is_large = plan.as<LadderPlan>().is_large;
-  if (size_of(problem.gemm.dtype_a) == 1) {
-    const auto launch = [&](auto config) {
-      return launch_mma_tile<MmaOutputCached, decltype(config), BFloat16, AnyElement, AnyFloat8>(problem, executor);
-    };
-    return is_large ? launch(LargeConfigOf8Bits{}) : launch(SmallMmaConfig<BFloat16>{});
-  }
-  return launch_mma_tiles<MmaOutputCached, true>(problem, is_large, executor);
+  if (size_of(problem.gemm.dtype_a) == 1)
+    return launch_mma_tile<MmaOutputCached, ConfigOf8Bits, BFloat16, AnyElement, AnyFloat8>(problem, executor);
+  return launch_mma_tiles<MmaOutputCached, true>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -18,11 +18,10 @@ constexpr LadderPlan register_tile(bool is_large, bool is_amd, int warp_size) {
 }
 
 // The block tile of rungs 05 to 08. fp64 has the small one alone: its sums take two registers. AMD's large one is
-// smaller than NVIDIA's, since its compiler has more values alive at a time. So is that of operands of 8 bits, which
-// have two sets of sums.
-constexpr LadderPlan mma_tile(bool is_large, bool is_amd, bool has_two_sets = false) {
+// smaller than NVIDIA's, since its compiler has more values alive at a time.
+constexpr LadderPlan mma_tile(bool is_large, bool is_amd) {
   if (!is_large) return {64, 64, false};
-  return {128, is_amd || has_two_sets ? 128 : 256, true};
+  return {128, is_amd ? 128 : 256, true};
 }
 
 TILEDMM_IF_LINKED Launcher launch_naive, launch_block_tiled, launch_row_register_tiled, launch_register_tiled,

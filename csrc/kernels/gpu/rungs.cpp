@@ -13,7 +13,8 @@ DType multiplied_dtype(const GemmProblem& p) { return size_of(p.dtype_a) == 1 ? 
 
 const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
   if (is_grouped(problem.gemm) && size_of(problem.gemm.dtype_a) > 2) return "it takes groups in 16 and in 8 bits alone";
-  if (chip.mma_tflops[int(multiplied_dtype(problem.gemm))] == 0) return "the chip has no matrix instruction for this dtype";
+  if (chip.mma_tflops[int(multiplied_dtype(problem.gemm))] == 0)
+    return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem.gemm, chip);
 }
 
@@ -51,12 +52,13 @@ LadderPlan plan_register_tiled(const FoldedProblem& problem, const Chip& chip) {
 
 // The fragments of the large tile would not fit beside the sums of rung 05.
 LadderPlan plan_mma_small(const FoldedProblem&, const Chip&) { return mma_tile(false, false); }
-// The large tile where it gives most CUs one, else the small one. Both sum in the same order.
+// The large tile where it gives most CUs one, else the small one. Both sum in the same order. Groups and operands of 8
+// bits have the small one alone.
 LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
   const bool is_f64 = problem.gemm.dtype_a == DType::f64;
-  const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip, size_of(problem.gemm.dtype_a) == 1);
-  const bool is_large =
-      !is_grouped(problem.gemm) && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+  const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip);
+  const bool is_large = !is_grouped(problem.gemm) && size_of(problem.gemm.dtype_a) > 1 &&
+                        2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
   return is_large ? large : mma_tile(false, false);
 }
 

@@ -163,7 +163,8 @@ struct AsyncTile {
  private:
   // By ldmatrix, as BlockTile::load_words.
   template <bool IS_A>
-  static TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) {
+  static TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2,
+                                        Word& w3) {
     const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
     const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
     const int k = word * kWordElements;

@@ -4,9 +4,9 @@
 // A thread copies packets of 16 bytes (cp.async) to places of its own, several k tiles ahead. One tile ahead it widens
 // them into a tile of 16 bits, from which the warps read fragments as mma_async does. So each element is widened once
 // for a block, not once for each warp that multiplies it, and half of the bytes pass memory. A packet waits for nobody
-// but its thread: one barrier for each k tile is left. The dtype, of which a thread widens few elements, is a branch, so
-// that one kernel serves all mixes. Sums of 128 of k are promoted (scaled_sums.h), in registers; the tiles have room for
-// both. Limits: what has no rows along k that are aligned to 16 bytes is copied first. k is not split.
+// but its thread: one barrier for each k tile is left. The dtype, of which a thread widens few elements, is a branch,
+// so that one kernel serves all mixes. Sums of 128 of k are promoted (scaled_sums.h), in registers; the tiles have room
+// for both. Limits: what has no rows along k that are aligned to 16 bytes is copied first. k is not split.
 #include "core/transposed.h"
 #include "kernels/cuda/mma_async/fp8_plan.h"
 #include "kernels/cuda/mma_async/kernel.h"
@@ -118,9 +118,8 @@ struct PromotedSums : WarpSums<Cfg, TileA, TileB> {
   }
   TILEDMM_DEVICE void store_total(const GemmProblem& gemm, typename Base::StripOf& strip) {
     const OwnFactors own = factors(gemm, Scaling::rows, 0);
-    this->for_each([&](int i, int j, int e) {
-      this->acc[i][j][e] = this->total[i][j][e] * own.at(2 * i + e / 2, 2 * j + e % 2);
-    });
+    this->for_each(
+        [&](int i, int j, int e) { this->acc[i][j][e] = this->total[i][j][e] * own.at(2 * i + e / 2, 2 * j + e % 2); });
     if (gemm.dtype_c == DType::f32) {
       this->template store<AnyElement>(gemm, row, col, false, strip);
     } else if (gemm.dtype_c == DType::f16) {
@@ -230,8 +229,8 @@ Status launch_shape(const FoldedProblem& problem, const MmaFp8Plan& plan, const 
   const GemmProblem& p = problem.gemm;
   const int64_t tiles_m = num_tile_rows(problem, Cfg::kBlockM), tiles_n = ceil_div(p.n, Cfg::kBlockN);
   if (tiles_m > kMaxBlocks / tiles_n) return Status::launch_failed;
-  return launch_kernel(is_grouped(p) ? mma_fp8<Cfg, true> : mma_fp8<Cfg, false>, tiles_m * tiles_n, 1, Cfg::kThreads, sizeof(Shared), executor,
-                       TileGroups(tiles_m, tiles_n, plan.group_m), problem);
+  return launch_kernel(is_grouped(p) ? mma_fp8<Cfg, true> : mma_fp8<Cfg, false>, tiles_m * tiles_n, 1, Cfg::kThreads,
+                       sizeof(Shared), executor, TileGroups(tiles_m, tiles_n, plan.group_m), problem);
 }
 
 }  // namespace

@@ -46,8 +46,10 @@ inline double mma_fp8_us(const MmaFp8Costs& c, const MmaFp8Plan& plan, const Fol
   double step = double(per_cu / shape.blocks_per_cu) * full;
   if (const int64_t left = per_cu % shape.blocks_per_cu; left > 0) step += alone + double(left - 1) * (full - alone);
   const double multiply = step * double(ceil_div(p.k, 16));
-  const double copies = (plan.copies_a ? c.copy + m * k / c.copied : 0) + (plan.copies_b ? c.copy + n * k / c.copied : 0);
-  const double stored = double(size_of(p.dtype_c)) * m * double(p.n) / c.rate + c.element * shape.block_m * shape.block_n;
+  const double copies =
+      (plan.copies_a ? c.copy + m * k / c.copied : 0) + (plan.copies_b ? c.copy + n * k / c.copied : 0);
+  const double stored =
+      double(size_of(p.dtype_c)) * m * double(p.n) / c.rate + c.element * shape.block_m * shape.block_n;
   return c.start + copies + max_of(multiply, (m + n) * k / c.rate) + stored;
 }
 
@@ -61,7 +63,8 @@ inline void for_each_mma_fp8_plan(const FoldedProblem& given, const Chip& chip, 
   for (plan.shape = 0; plan.shape < kNumMmaFp8Shapes; ++plan.shape) {
     const MmaFp8Shape& shape = kMmaFp8Shapes[plan.shape];
     if (shared_bytes(shape) > chip.max_shared_bytes) continue;
-    const int64_t tiles_m = num_tile_rows(problem, shape.block_m), in_flight = int64_t(chip.num_cus) * shape.blocks_per_cu;
+    const int64_t tiles_m = num_tile_rows(problem, shape.block_m),
+                  in_flight = int64_t(chip.num_cus) * shape.blocks_per_cu;
     plan.group_m = ceil_div(tiles_m, num_square_groups(tiles_m, in_flight, shape.block_m, shape.block_n));
     visit(plan, mma_fp8_us(costs, plan, problem, chip.num_cus));
   }
