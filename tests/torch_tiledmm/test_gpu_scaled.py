@@ -63,8 +63,9 @@ def test_other_data(data, recipe):
 def test_every_value_of_8_bits(mix):
     bytes_ = torch.arange(256, dtype=torch.uint8)
     a, b = bytes_[:, None].view(mix[0]), bytes_[None].view(mix[1])
-    out = scaled_matmul(a, b, torch.ones(()), torch.ones(()), out_dtype=torch.float32)
-    assert_same_bits(out, (0 + a.double() * b.double()).float())
+    for algorithm in ("auto", "naive", "register_tiled", "mma_output_cached", *(["mma_async"] * (not torch.version.hip))):
+        out = scaled_matmul(a, b, torch.ones(()), torch.ones(()), out_dtype=torch.float32, algorithm=algorithm)
+        assert_same_bits(out, (0 + a.double() * b.double()).float())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -91,6 +92,32 @@ def test_bits_of_a_row(recipe):
             exchanged = scaled_matmul(b.mT, a.mT, *turned, out_dtype=torch.float32)
             check((b.mT, a.mT, *turned), out_dtype=torch.float32)
             assert exchanged.shape == (n, m)
+
+
+@pytest.mark.parametrize("algorithm", ["mma_async", "mma_output_cached", "register_tiled", "naive"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_kernels_that_widen(recipe, algorithm):
+    """By name, also where auto has others: values of all mixes and layouts, and the bits of a row by each plan."""
+    if algorithm == "mma_async" and torch.version.hip:
+        pytest.skip("it is for NVIDIA's chips")
+    number = itertools.count()
+    for (m, n, k), mix in itertools.product((*SIZES, (300, 520, 4096)), MIXES):
+        layouts = LAYOUTS[next(number) % 3], LAYOUTS[next(number) // 3 % 3]
+        given = operands(recipe, m, n, k, mix, layouts)
+        check(given, algorithm=algorithm, out_dtype=OUT_DTYPES[next(number) % 3], activation="silu")
+    num_plans = 3 if algorithm == "mma_async" else 1
+    for n, k, layouts in ((264, 640, "NT"), (77, 391, "NN"), (2112, 1024, "TT")):
+        a, b, scale_a, scale_b = operands(recipe, 300, n, k, MIXES[1], layouts)
+        if recipe.startswith("128x128"):
+            scale_a[1:] = scale_a[:1]  # so that a row has its scale at any place
+        whole = scaled_matmul(a, b, scale_a, scale_b, algorithm=algorithm)
+        for plan, rows in itertools.product(range(num_plans), (1, 2, 16, 17, 65, 128, 129, 300)):
+            own = slice(300 - rows, 300)
+            scale = scale_a if scale_a.numel() == 1 else (
+                scale_a[: (rows + 127) // 128] if recipe.startswith("128x128") else scale_a[own]
+            )  # fmt: skip
+            out = scaled_matmul(a[own], b, scale, scale_b, algorithm=f"{algorithm}:{plan}")
+            assert_same_bits(out, whole[own])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
