@@ -1,0 +1,425 @@
+// wgmma_fp8_b: Hopper (sm_90a), a B of e4m3 with a scale for each column beside an A of fp16 or bf16, any number of rows.
+//
+// The kernel computes C^T = B^T A^T: consumers take the bytes of B^T, the weight, from shared memory, widen them in
+// registers, which is exact, and the matrix unit takes them from there as its first operand; A's rows are its second
+// one, where the copy engine has put them. So each byte of the weight is read once and widened once for up to 256 rows
+// of A. 64 of k are widened while 64 others are multiplied. A thread has two bytes at a time of a row, eight bytes
+// apart, since the order of k in registers is that of shared memory.
+//
+// Tiles have about the same number of rows of the weight each, as many as give every multiprocessor its share; chunks
+// of k are summed one after the other or side by side, as in wgmma. A warp's sums pass through shared memory to C, so
+// that stores are whole sectors and the code of the epilogue exists once.
+//
+// Sources: an operand from registers that is widened on its way, and exchanged roles, as in CUTLASS 3 (mixed input GEMM
+// of Hopper, sm90_mma_tma_gmma_rs_warpspecialized_mixed_input). Limits: A and the weight along k, in rows of whole units
+// of 16 bytes; one product.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/cuda/shared/ring.h"
+#include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/cuda/shared/tile_groups.h"
+#include "kernels/cuda/wgmma/fp8_b_task.h"
+#include "platform/epilogue.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+using gpu::Divisor;
+using gpu::TileGroups;
+
+template <class T_, int TILE>
+struct Fp8BConfig {
+  using T = T_;
+  using Element = std::conditional_t<std::is_same_v<T, __half>, Half, BFloat16>;
+  static constexpr Fp8BTile kTile = kFp8BTiles[TILE];
+  static constexpr int kConsumers = kTile.consumers, kBlockM = 64 * kConsumers, kBlockN = kTile.block_n;
+  static constexpr int kBlockK = kTile.block_k, kSteps = kBlockK / kFp8BStepK;  // steps of 64 of k in a stage
+  // The producer is a warpgroup of its own, so that registers move to the consumers.
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kStartRegisters = kConsumers == 2 ? 168 : kConsumers == 3 ? 128 : 96;  // as many as there may be
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+  static constexpr int kAcc = kBlockN / 2;
+  static constexpr bool kSumsChunks = sums_chunks(kTile);
+  // A stage: rows of the weight, kBlockK bytes each and swizzled over them; for each step A's rows of 128 bytes.
+  static constexpr int kPitch = kBlockK, kWeightBytes = kBlockM * kPitch, kStepBytes = kBlockN * 128;
+  static constexpr int kStageBytes = kWeightBytes + kSteps * kStepBytes;
+  // Sums on their way to C: a warp's 16 of the weight's rows for some of A's.
+  static constexpr int kStripRows = kBlockN < 16 ? 8 : kBlockN < 128 ? 16 : 32, kStripPitch = 20;
+  static constexpr int kStripBytes = kStripRows * kStripPitch * 4, kStripsBytes = 4 * kConsumers * kStripBytes;
+  static constexpr int kMaxSmem = 232448, kMaxStages = 12;  // of one block on sm_90; more does not hide more
+  static constexpr int kFixedBytes = 1024 + kStripsBytes + 2 * kMaxStages * 8;
+  static constexpr int kFitting = (kMaxSmem - kFixedBytes) / kStageBytes;
+  static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
+  static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
+  static constexpr uint64_t kDesc = matrix_descriptor(Swizzle::bytes_128, 0, 1024);
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
+                "setmaxnreg: what the block starts with");
+  static_assert(kPitch == 64 || kPitch == 128, "a swizzle's width");
+  static_assert(kWeightBytes % 1024 == 0 && kStepBytes % 1024 == 0, "the patterns of the swizzle repeat");
+  static_assert(kNumStages >= 3, "a stage is free only when the next one is there and its first step has begun");
+  static_assert(kChunkUnit % kBlockK == 0, "a chunk begins with a stage");
+  static_assert(kBlockN % kStripRows == 0 && kStripRows % 8 == 0);
+};
+
+struct Fp8BArguments {
+  int tile_rows, tile_cols;            // of a tile: rows of the weight, of A
+  int num_stages, chunk_stages;        // of all k, of a chunk
+  int num_splits;                      // 1, or the number of chunks, each of which is a tile of its own
+  int num_tiles;                       // of all chunks
+  int stage_bytes;                     // that arrive in a stage
+  CachePolicy weight_policy;
+  TileGroups groups;
+  Divisor tiles_of_chunk;
+  int m, n;
+  bool stores_vectors;  // rows of C begin with whole vectors of four
+  DType dtype_c;
+  Activation activation;
+  const float* scales;
+  int64_t stride_scales;
+  const void* bias;
+  int64_t stride_bias;
+  void* c;  // or, where chunks are split, their sums
+  int64_t ldc;
+};
+
+struct Fp8BPlace {
+  int row, col;                // of the weight, of A
+  int chunk;                   // 0 where they are not split
+  int first_stage, num_stages;  // along k
+
+  __device__ __forceinline__ Fp8BPlace(const Fp8BArguments& args, int idx) {
+    chunk = args.num_splits > 1 ? args.tiles_of_chunk.quotient(idx) : 0;
+    const TileGroups::Tile tile = args.groups.tile(idx - chunk * args.tiles_of_chunk.value);
+    row = tile.row * args.tile_rows, col = tile.col * args.tile_cols;
+    first_stage = chunk * args.chunk_stages;
+    num_stages = args.num_splits > 1 ? min(args.num_stages - first_stage, args.chunk_stages) : args.num_stages;
+  }
+};
+
+// Shared memory of a block, as addresses; the last two: barriers, one per stage.
+struct Fp8BShared {
+  uint32_t stages, full, empty;
+};
+
+// The copies of all stages of a block's tiles, by one thread.
+template <class Cfg>
+struct Fp8BProducer {
+  const CUtensorMap *weight, *few;
+  const Fp8BArguments& args;
+  const Fp8BShared& shared;
+  Ring<Cfg::kNumStages> ring{};
+  int tile = blockIdx.x, stage = 0;  // of the tile
+  Fp8BPlace at{args, tile};
+
+  __device__ __forceinline__ bool has_next() const { return tile < args.num_tiles; }
+  __device__ __forceinline__ void load_next() {
+    const uint32_t barrier = shared.full + ring.stage * 8, smem = shared.stages + ring.stage * Cfg::kStageBytes;
+    // The phase before the first counts as complete.
+    mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
+    mbarrier_arrive_expect_tx(barrier, args.stage_bytes);
+    const int k = (at.first_stage + stage) * Cfg::kBlockK;
+    cp_async_bulk_tensor_3d(smem, weight, k, at.row, 0, barrier, args.weight_policy);
+#pragma unroll
+    for (int step = 0; step < Cfg::kSteps; ++step)
+      cp_async_bulk_tensor_3d(smem + Cfg::kWeightBytes + step * Cfg::kStepBytes, few, k + step * kFp8BStepK, at.col, 0,
+                              barrier, CachePolicy::evict_normal);
+    ring.advance();
+    if (++stage == at.num_stages) {
+      stage = 0;
+      tile += gridDim.x;
+      if (has_next()) at = Fp8BPlace(args, tile);
+    }
+  }
+};
+
+// A consumer's sums of a tile.
+template <class Cfg>
+struct Fp8BSums {
+  using Pairs = uint32_t[4][4];  // of 16 of k each: a thread's, as the matrix unit takes them
+
+  const Fp8BShared& shared;
+  Ring<Cfg::kNumStages>& ring;
+  uint32_t bytes_of_row;  // in the first stage: where the thread's first row lies
+  uint32_t first_few;     // in the first stage, as matrix_address has it
+  float acc[Cfg::kAcc];
+  float total[Cfg::kSumsChunks ? Cfg::kAcc : 1];  // of the chunks
+
+  // Loads of two bytes, eight times as many as arrive with each of k's 128 bytes, meet in no bank: the swizzle gives
+  // eight rows different packets.
+  __device__ __forceinline__ void load(Pairs& to, int stage, int step) const {
+    const uint32_t row = bytes_of_row + stage * Cfg::kStageBytes;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t packet = row ^ (step * 4 + i) << 4;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) to[i][j] = load_shared_short(packet + j % 2 * 8 * Cfg::kPitch + j / 2 * 8);
+    }
+  }
+  __device__ __forceinline__ static void widen(Pairs& to, const Pairs& from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) to[i][j] = gpu::widened_e4m3<typename Cfg::Element>(from[i][j]);
+    }
+  }
+  __device__ __forceinline__ void wait_for_stage() const {
+    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+  }
+  __device__ __forceinline__ void release(int stage) const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+  }
+
+  // Whoever has no rows of a tile frees its stages.
+  __device__ __forceinline__ void skip(int num_stages) const {
+#pragma unroll 1
+    for (; num_stages > 0; --num_stages) {
+      wait_for_stage();
+      release(ring.stage);
+      ring.advance();
+    }
+  }
+
+  // The sums over the next stages of the ring, to `acc`.
+  __device__ __forceinline__ void multiply(int num_stages, int chunk_stages) {
+    constexpr int kSteps = Cfg::kSteps;
+    Pairs bytes, fragments[2];
+    forget_registers(acc);
+    if constexpr (Cfg::kSumsChunks) {
+#pragma unroll
+      for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
+    }
+    int previous = -1, left_of_chunk = min(chunk_stages, num_stages);
+    bool adds = false;
+    // Multiplies a step's fragments, number `step` of its stage, and makes those of the step behind it.
+    const auto multiply_step = [&](const Pairs& taken, Pairs& next, int step) {
+      const bool ends_stage = step + 1 == kSteps;
+      const int stage = ring.stage;
+      const uint32_t address = first_few + __shfl_sync(~0u, stage, 0) * (Cfg::kStageBytes >> 4);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        wgmma_mma_async_fragment<typename Cfg::T, Cfg::kBlockN>(
+            acc, taken[i], matrix_descriptor_at(Cfg::kDesc, address + (step * Cfg::kStepBytes >> 4) + i * 2),
+            i > 0 || adds);
+      wgmma_commit_group();
+      adds = true;
+      bool has_next = true;
+      if (ends_stage) {
+        ring.advance();
+        has_next = --num_stages > 0;
+        if (has_next) wait_for_stage();
+      }
+      if (has_next) load(bytes, ring.stage, ends_stage ? 0 : step + 1);
+      // The step before this one is multiplied: its fragments are free, and its stage is. This one goes on meanwhile.
+      wgmma_wait_group<1>();
+      if (step == 0) {
+        if (previous >= 0) release(previous);
+        previous = stage;
+      }
+      if (has_next) widen(next, bytes);
+      if (Cfg::kSumsChunks && ends_stage && --left_of_chunk == 0) {
+        wgmma_wait_group<0>();
+        fence_registers(acc);
+        if constexpr (Cfg::kSumsChunks) add(total, acc);
+        left_of_chunk = min(chunk_stages, num_stages);
+        adds = false;
+      }
+      return has_next;
+    };
+    wait_for_stage();
+    load(bytes, ring.stage, 0);
+    widen(fragments[0], bytes);
+    while (true) {
+      if (!multiply_step(fragments[0], fragments[1], 0)) break;
+      if (!multiply_step(fragments[1], fragments[0], kSteps - 1)) break;
+    }
+    wgmma_wait_group<0>();
+    fence_registers(acc);
+    release(previous);
+    if constexpr (Cfg::kSumsChunks) {
+#pragma unroll
+      for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = total[i];
+    }
+  }
+};
+
+// Four neighbours of a row of C, of which the first num_inside are.
+__device__ __forceinline__ void store_four(void* c, DType dtype, int64_t idx, float4 v, int num_inside,
+                                           bool is_vector) {
+  if (is_vector && num_inside >= 4) {
+    if (dtype == DType::f32) {
+      *reinterpret_cast<float4*>(static_cast<float*>(c) + idx) = v;
+    } else {
+      const uint2 pairs = dtype == DType::f16
+                              ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
+                              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(c) + idx) = pairs;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < num_inside && i < 4; ++i) {
+    gpu::store_any(c, dtype, idx + i, v.x);
+    v = make_float4(v.y, v.z, v.w, v.x);
+  }
+}
+
+// A warp's 16 rows of the weight, from `row` on, by all of the tile's rows of A, from the sums to C. `strip`: the warp's.
+template <class Cfg>
+__device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BArguments& args, const Fp8BPlace& at,
+                                           int row, float* strip) {
+  constexpr int kRows = Cfg::kStripRows, kPitch = Cfg::kStripPitch, kOfTurn = kRows / 2;
+  const int lane = threadIdx.x % 32, end_row = min(args.n, at.row + args.tile_rows);
+  const int end_col = min(args.m, at.col + args.tile_cols);
+  const bool is_finished = args.num_splits == 1;
+  // A thread scales its sums, and stores four columns of C.
+  float factors[2], bias[4];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int own = row + lane / 4 + 8 * h;
+    factors[h] = is_finished && own < end_row ? __ldg(args.scales + own * args.stride_scales) : 1.0f;
+  }
+  const int first = row + lane % 4 * 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    bias[i] = is_finished && args.bias && first + i < end_row
+                  ? gpu::load_any(args.bias, args.dtype_c, (first + i) * args.stride_bias)
+                  : -0.0f;  // adds nothing
+  const DType dtype = is_finished ? args.dtype_c : DType::f32;
+  const int64_t slab = int64_t(at.chunk) * args.m;
+#pragma unroll 1
+  for (int turn = 0; turn < Cfg::kBlockN / kRows; ++turn) {
+#pragma unroll
+    for (int i = 0; i < kOfTurn; ++i) {
+      const int col = i / 4 * 8 + lane % 4 * 2 + i % 2, h = i / 2 % 2;
+      strip[col * kPitch + lane / 4 + 8 * h] = __fmul_rn(acc[i], factors[h]);
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int own = lane / 4; own < kRows; own += 8) {
+      const int col = at.col + turn * kRows + own;
+      if (col >= end_col) break;
+      float4 v = *reinterpret_cast<const float4*>(strip + own * kPitch + lane % 4 * 4);
+      v = make_float4(v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]);
+      if (is_finished && args.activation != Activation::none) {
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) v = make_float4(v.y, v.z, v.w, gpu::activated<float>(args.activation, v.x));
+      }
+      store_four(args.c, dtype, (slab + col) * args.ldc + first, v, end_row - first, args.stores_vectors);
+    }
+    __syncwarp();  // what others wrote is read
+    // All accumulators take their turn at the same places.
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc - kOfTurn; ++i) acc[i] = acc[i + kOfTurn];
+  }
+}
+
+template <class Cfg>
+__global__ void __launch_bounds__(Cfg::kThreads, 1)
+    wgmma_fp8_b_kernel(const __grid_constant__ CUtensorMap map_weight, const __grid_constant__ CUtensorMap map_few,
+                       const __grid_constant__ Fp8BArguments args) {
+  extern __shared__ char dynamic_smem[];
+  // The patterns of the swizzle count from multiples of 1024 bytes.
+  char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
+  char* strips = smem + Cfg::kNumStages * Cfg::kStageBytes;
+  Fp8BShared shared;
+  shared.stages = smem_address(smem);
+  shared.full = smem_address(strips) + Cfg::kStripsBytes;
+  shared.empty = shared.full + Cfg::kNumStages * 8;
+  const int warp = threadIdx.x / 32;
+  const bool is_producer = warp == Cfg::kConsumers * 4 && elect_sync();
+  if (is_producer) {
+    prefetch_tensormap(&map_weight);
+    prefetch_tensormap(&map_few);
+#pragma unroll
+    for (int stage = 0; stage < Cfg::kNumStages; ++stage) {
+      mbarrier_init(shared.full + stage * 8, 1);
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  // Up to here nothing was read or written that the kernel before this one may still work on.
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  if (warp >= Cfg::kConsumers * 4) {
+    setmaxnreg_dec<Cfg::kProducerRegisters>();
+    if (is_producer) {
+      Fp8BProducer<Cfg> producer{&map_weight, &map_few, args, shared};
+      while (producer.has_next()) producer.load_next();
+    }
+  } else {
+    setmaxnreg_inc<Cfg::kConsumerRegisters>();
+    const int consumer = warp / 4, first = consumer * 64 + warp % 4 * 16;  // the warp's first row of a tile
+    const int own_row = first + threadIdx.x % 32 / 4;
+    Ring<Cfg::kNumStages> ring;
+    Fp8BSums<Cfg> sums{shared, ring};
+    // The packet that the swizzle gives the first 16 of k is xored with others' numbers.
+    sums.bytes_of_row = shared.stages + own_row * Cfg::kPitch + ((own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4) +
+                        threadIdx.x % 4 * 2;
+    sums.first_few = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kWeightBytes), 0);
+    float* strip = reinterpret_cast<float*>(strips + warp * Cfg::kStripBytes);
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < args.num_tiles; tile += gridDim.x) {
+      const Fp8BPlace at(args, tile);
+      if (consumer * 64 >= min(args.tile_rows, args.n - at.row)) {
+        sums.skip(at.num_stages);
+      } else {
+        sums.multiply(at.num_stages, args.chunk_stages);
+        store_sums<Cfg>(sums.acc, args, at, at.row + first, strip);
+      }
+    }
+  }
+}
+
+// ---- host ----
+
+template <class Cfg>
+const char* launch_fp8_b_config(const Fp8BTask& task) {
+  const GemmProblem& p = task.problem.gemm;
+  const Fp8BPlan& plan = task.plan;
+  Fp8BArguments args{};
+  args.tile_rows = plan.rows, args.tile_cols = plan.cols;
+  args.num_stages = int(ceil_div(p.k, Cfg::kBlockK));
+  args.chunk_stages = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
+  args.num_splits = plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  args.num_tiles = plan.num_tiles;
+  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kSteps * plan.cols * 128;
+  args.weight_policy = plan.tiles_cols == 1 ? CachePolicy::evict_first : CachePolicy::evict_normal;
+  args.groups = TileGroups(plan.tiles_rows, plan.tiles_cols, plan.group);
+  args.tiles_of_chunk = Divisor(plan.tiles_rows * plan.tiles_cols);
+  args.m = int(p.m), args.n = int(p.n);
+  args.dtype_c = p.dtype_c;
+  args.activation = p.activation;
+  args.scales = p.scale_b.data, args.stride_scales = p.scale_b.stride_row;
+  args.bias = p.bias, args.stride_bias = p.stride_bias_n;
+  args.c = task.partial ? task.partial : p.c;
+  args.ldc = task.partial ? p.n : p.stride_cm;
+  const int64_t vector = 4 * (task.partial ? 4 : size_of(p.dtype_c));
+  args.stores_vectors = reinterpret_cast<uintptr_t>(args.c) % uint64_t(vector) == 0 && args.ldc % 4 == 0;
+  CUtensorMap weight{}, few{};
+  if (!encode_tensor_map(&weight, p.dtype_b, p.b, plan.weight, Cfg::kBlockK, plan.rows, Cfg::kPitch, false) ||
+      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BStepK, plan.cols, 128, false))
+    return "the driver refuses a tensor map";
+  return launch_overlapped<&wgmma_fp8_b_kernel<Cfg>>(min_of(plan.num_tiles, task.num_sms), Cfg::kThreads, Cfg::kSmem,
+                                                     task.stream, weight, few, args);
+}
+
+}  // namespace
+
+template <int INSTANCE>
+const char* launch_fp8_b_instance(const Fp8BTask& task) {
+  constexpr Instance kOwn = kFp8BInstances[INSTANCE];
+  using T = std::conditional_t<kOwn.dtype == DType::f16, __half, __nv_bfloat16>;
+  return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
+    return launch_fp8_b_config<Fp8BConfig<T, decltype(number)::value>>(task);
+  });
+}
+
+}  // namespace tiledmm::cuda
