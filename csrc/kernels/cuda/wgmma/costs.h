@@ -49,7 +49,8 @@ struct Fp8BCosts {
   Mma16Time product = 19.8e-6;             // for each element of the block tile
   MemoryRate rate = 3.6e6, sums = 0.25e6;  // elements per us of the chunks' sums
   Fixed copied = 65e3;                     // bytes per us that one multiprocessor copies
-  Fixed start = 6.5, tile = 1, element = 6e-5, chunk = 0.2, split = 2, overlap = 0.1;
+  Fixed start = 6.5, tile = 1, element = 6e-5, chunk = 0.2, overlap = 0.1;
+  Fixed split = 2, shared_tile = 2;  // sums by a kernel, in a cluster
 };
 inline constexpr CostRow<Fp8BCosts> kFp8BCosts[] = {{90, {}}};
 

@@ -58,6 +58,9 @@ struct Fp8BConfig {
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
   static constexpr uint64_t kDesc = matrix_descriptor(Swizzle::bytes_128, 0, 1024);
+  // Sums that the blocks of a cluster exchange, [row of A][row of the weight], in the place of stages.
+  static constexpr int kSharedPitch = kBlockM + 4;
+  static_assert(kBlockN * kSharedPitch * 4 <= kNumStages * kStageBytes, "sums in the place of stages");
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
                 "setmaxnreg: what the block starts with");
   static_assert(kPitch == 64 || kPitch == 128, "a swizzle's width");
@@ -107,14 +110,28 @@ struct Fp8BShared {
   uint32_t stages, full, empty;
 };
 
+// The tiles of a block: every num_blocks-th; one where blocks of a cluster share it, each of which has a chunk.
+template <bool SHARES>
+struct Fp8BTiles {
+  int first, step;
+
+  __device__ __forceinline__ explicit Fp8BTiles(const Fp8BArguments& args) : first(blockIdx.x), step(gridDim.x) {
+    if (!SHARES) return;
+    const int tile = first / args.num_splits, chunk = first - tile * args.num_splits;
+    first = chunk * args.tiles_of_chunk.value + tile;
+    step = args.num_tiles;
+  }
+};
+
 // The copies of all stages of a block's tiles, by one thread.
-template <class Cfg>
+template <class Cfg, bool SHARES>
 struct Fp8BProducer {
   const CUtensorMap *weight, *few;
   const Fp8BArguments& args;
   const Fp8BShared& shared;
+  Fp8BTiles<SHARES> tiles{args};
   Ring<Cfg::kNumStages> ring{};
-  int tile = blockIdx.x, stage = 0;  // of the tile
+  int tile = tiles.first, stage = 0;  // of the tile
   Fp8BPlace at{args, tile};
 
   __device__ __forceinline__ bool has_next() const { return tile < args.num_tiles; }
@@ -132,14 +149,14 @@ struct Fp8BProducer {
     ring.advance();
     if (++stage == at.num_stages) {
       stage = 0;
-      tile += gridDim.x;
+      tile += tiles.step;
       if (has_next()) at = Fp8BPlace(args, tile);
     }
   }
 };
 
-// A consumer's sums of a tile.
-template <class Cfg>
+// A consumer's sums of a tile; HAS_CHUNKS: of several chunks perhaps.
+template <class Cfg, bool HAS_CHUNKS>
 struct Fp8BSums {
   using Pairs = uint32_t[4][4];  // of 16 of k each: a thread's, as the matrix unit takes them
 
@@ -148,7 +165,7 @@ struct Fp8BSums {
   uint32_t bytes_of_row;  // in the first stage: where the thread's first row lies
   uint32_t first_few;     // in the first stage, as matrix_address has it
   float acc[Cfg::kAcc];
-  float total[Cfg::kSumsChunks ? Cfg::kAcc : 1];  // of the chunks
+  float total[HAS_CHUNKS ? Cfg::kAcc : 1];  // of the chunks
 
   // Loads of two bytes, eight times as many as arrive with each of k's 128 bytes, meet in no bank: the swizzle gives
   // eight rows different packets.
@@ -190,7 +207,7 @@ struct Fp8BSums {
     constexpr int kSteps = Cfg::kSteps;
     Pairs bytes, fragments[2];
     forget_registers(acc);
-    if constexpr (Cfg::kSumsChunks) {
+    if constexpr (HAS_CHUNKS) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
     }
@@ -223,10 +240,10 @@ struct Fp8BSums {
         previous = stage;
       }
       if (has_next) widen(next, bytes);
-      if (Cfg::kSumsChunks && ends_stage && --left_of_chunk == 0) {
+      if (HAS_CHUNKS && ends_stage && --left_of_chunk == 0) {
         wgmma_wait_group<0>();
         fence_registers(acc);
-        if constexpr (Cfg::kSumsChunks) add(total, acc);
+        if constexpr (HAS_CHUNKS) add(total, acc);
         left_of_chunk = min(chunk_stages, num_stages);
         adds = false;
       }
@@ -242,25 +259,24 @@ struct Fp8BSums {
     wgmma_wait_group<0>();
     fence_registers(acc);
     release(previous);
-    if constexpr (Cfg::kSumsChunks) {
+    if constexpr (HAS_CHUNKS) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = total[i];
     }
   }
 };
 
-// Four neighbours of a row of C, of which the first num_inside are.
+// Four neighbours of a row of C or of sums, of which the first num_inside are inside.
 __device__ __forceinline__ void store_four(void* c, DType dtype, int64_t idx, float4 v, int num_inside,
                                            bool is_vector) {
   if (is_vector && num_inside >= 4) {
-    if (dtype == DType::f32) {
+    if (dtype == DType::f32)
       *reinterpret_cast<float4*>(static_cast<float*>(c) + idx) = v;
-    } else {
-      const uint2 pairs = dtype == DType::f16
-                              ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
-                              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(c) + idx) = pairs;
-    }
+    else
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(c) + idx) =
+          dtype == DType::f16
+              ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
+              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
     return;
   }
 #pragma unroll 1
@@ -270,48 +286,60 @@ __device__ __forceinline__ void store_four(void* c, DType dtype, int64_t idx, fl
   }
 }
 
-// A warp's 16 rows of the weight, from `row` on, by all of the tile's rows of A, from the sums to C. `strip`: the warp's.
+// The factors and the bias of four of C's columns, of which the first num_inside are.
+struct Fp8BColumns {
+  float factors[4], bias[4];
+
+  __device__ __forceinline__ Fp8BColumns(const Fp8BArguments& args, int col, int num_inside) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      factors[i] = i < num_inside ? __ldg(args.scales + (col + i) * args.stride_scales) : 0;
+      bias[i] = args.bias && i < num_inside ? gpu::load_any(args.bias, args.dtype_c, (col + i) * args.stride_bias)
+                                            : -0.0f;  // adds nothing
+    }
+  }
+};
+
+// What is rounded of four sums, to C. The scaled sum is rounded before the bias is added, as by other kernels.
+__device__ __forceinline__ void store_finished(const Fp8BArguments& args, const Fp8BColumns& columns, float4 v, int row,
+                                               int col, int num_inside) {
+  v = make_float4(__fmul_rn(v.x, columns.factors[0]) + columns.bias[0],
+                  __fmul_rn(v.y, columns.factors[1]) + columns.bias[1],
+                  __fmul_rn(v.z, columns.factors[2]) + columns.bias[2],
+                  __fmul_rn(v.w, columns.factors[3]) + columns.bias[3]);
+  if (args.activation != Activation::none) {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) v = make_float4(v.y, v.z, v.w, gpu::activated<float>(args.activation, v.x));
+  }
+  store_four(args.c, args.dtype_c, row * args.ldc + col, v, num_inside, args.stores_vectors);
+}
+
+// A warp's 16 rows of the weight, from `row` on, by all of the tile's rows of A, from the sums to C, or to the chunks'.
+// `strip`: the warp's.
 template <class Cfg>
 __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BArguments& args, const Fp8BPlace& at,
                                            int row, float* strip) {
   constexpr int kRows = Cfg::kStripRows, kPitch = Cfg::kStripPitch, kOfTurn = kRows / 2;
-  const int lane = threadIdx.x % 32, end_row = min(args.n, at.row + args.tile_rows);
-  const int end_col = min(args.m, at.col + args.tile_cols);
-  const bool is_finished = args.num_splits == 1;
-  // A thread scales its sums, and stores four columns of C.
-  float factors[2], bias[4];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int own = row + lane / 4 + 8 * h;
-    factors[h] = is_finished && own < end_row ? __ldg(args.scales + own * args.stride_scales) : 1.0f;
-  }
-  const int first = row + lane % 4 * 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    bias[i] = is_finished && args.bias && first + i < end_row
-                  ? gpu::load_any(args.bias, args.dtype_c, (first + i) * args.stride_bias)
-                  : -0.0f;  // adds nothing
-  const DType dtype = is_finished ? args.dtype_c : DType::f32;
-  const int64_t slab = int64_t(at.chunk) * args.m;
+  const int lane = threadIdx.x % 32, first = row + lane % 4 * 4;
+  const int num_inside = min(args.n, at.row + args.tile_rows) - first;
+  const int end_row = min(args.m, at.col + args.tile_cols);
+  const Fp8BColumns columns(args, first, num_inside);
 #pragma unroll 1
   for (int turn = 0; turn < Cfg::kBlockN / kRows; ++turn) {
 #pragma unroll
-    for (int i = 0; i < kOfTurn; ++i) {
-      const int col = i / 4 * 8 + lane % 4 * 2 + i % 2, h = i / 2 % 2;
-      strip[col * kPitch + lane / 4 + 8 * h] = __fmul_rn(acc[i], factors[h]);
-    }
+    for (int i = 0; i < kOfTurn; ++i)
+      strip[(i / 4 * 8 + lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 % 2 * 8] = acc[i];
     __syncwarp();
 #pragma unroll 1
     for (int own = lane / 4; own < kRows; own += 8) {
-      const int col = at.col + turn * kRows + own;
-      if (col >= end_col) break;
-      float4 v = *reinterpret_cast<const float4*>(strip + own * kPitch + lane % 4 * 4);
-      v = make_float4(v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]);
-      if (is_finished && args.activation != Activation::none) {
-#pragma unroll 1
-        for (int i = 0; i < 4; ++i) v = make_float4(v.y, v.z, v.w, gpu::activated<float>(args.activation, v.x));
-      }
-      store_four(args.c, dtype, (slab + col) * args.ldc + first, v, end_row - first, args.stores_vectors);
+      const int own_row = at.col + turn * kRows + own;
+      if (own_row >= end_row || num_inside <= 0) break;
+      const float4 v = *reinterpret_cast<const float4*>(strip + own * kPitch + lane % 4 * 4);
+      if (args.num_splits == 1)
+        store_finished(args, columns, v, own_row, first, num_inside);
+      else
+        store_four(args.c, DType::f32, (int64_t(at.chunk) * args.m + own_row) * args.ldc + first, v, num_inside,
+                   args.stores_vectors);
     }
     __syncwarp();  // what others wrote is read
     // All accumulators take their turn at the same places.
@@ -320,7 +348,48 @@ __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BAr
   }
 }
 
+// Where blocks of a cluster share a tile: each has the sums of a chunk in `acc`, and stores some rows of C. `first`: the
+// warp's first row of the tile. By all consumers, of whom some have no sums.
 template <class Cfg>
+__device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc], bool has_sums,
+                                                  const Fp8BArguments& args, const Fp8BShared& shared,
+                                                  const Fp8BPlace& at, int first) {
+  constexpr int kThreads = Cfg::kConsumers * 128, kQuads = Cfg::kBlockM / 4, kPitch = Cfg::kSharedPitch * 4;
+  static_assert(kThreads % kQuads == 0, "a thread's columns of C are always the same");
+  const int lane = threadIdx.x % 32;
+  named_barrier_sync(1, kThreads);  // all have read the stages, and all that was copied has arrived
+  if (has_sums) {
+    const uint32_t to = shared.stages + lane % 4 * 2 * kPitch + (first + lane / 4) * 4;
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i)
+      store_shared_word(to + (i / 4 * 8 + i % 2) * kPitch + i / 2 % 2 * 32, __float_as_uint(acc[i]));
+  }
+  cluster_sync();
+  const int quad = threadIdx.x % kQuads, col = at.row + quad * 4;
+  const int num_inside = min(args.n, at.row + args.tile_rows) - col;
+  const int end_row = min(args.m - at.col, args.tile_cols);
+  const Fp8BColumns columns(args, col, num_inside);
+#pragma unroll 1
+  for (int row = threadIdx.x / kQuads + at.chunk * (kThreads / kQuads); row < end_row && num_inside > 0;
+       row += args.num_splits * (kThreads / kQuads)) {
+    float4 sums[kFp8BMostChunks];
+#pragma unroll
+    for (int i = 0; i < kFp8BMostChunks; ++i) {
+      if (i < args.num_splits)
+        sums[i] = load_shared_cluster_vector(map_shared_cluster(shared.stages + row * kPitch + quad * 16, i));
+    }
+    float4 v = sums[0];
+#pragma unroll
+    for (int i = 1; i < kFp8BMostChunks; ++i) {
+      if (i < args.num_splits)
+        v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
+    }
+    store_finished(args, columns, v, at.col + row, col, num_inside);
+  }
+  cluster_sync();  // others have read this block's sums
+}
+
+template <class Cfg, bool SHARES>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_fp8_b_kernel(const __grid_constant__ CUtensorMap map_weight, const __grid_constant__ CUtensorMap map_few,
                        const __grid_constant__ Fp8BArguments args) {
@@ -351,7 +420,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   if (warp >= Cfg::kConsumers * 4) {
     setmaxnreg_dec<Cfg::kProducerRegisters>();
     if (is_producer) {
-      Fp8BProducer<Cfg> producer{&map_weight, &map_few, args, shared};
+      Fp8BProducer<Cfg, SHARES> producer{&map_weight, &map_few, args, shared};
       while (producer.has_next()) producer.load_next();
     }
   } else {
@@ -359,28 +428,32 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     const int consumer = warp / 4, first = consumer * 64 + warp % 4 * 16;  // the warp's first row of a tile
     const int own_row = first + threadIdx.x % 32 / 4;
     Ring<Cfg::kNumStages> ring;
-    Fp8BSums<Cfg> sums{shared, ring};
+    Fp8BSums<Cfg, Cfg::kSumsChunks && !SHARES> sums{shared, ring};
     // The packet that the swizzle gives the first 16 of k is xored with others' numbers.
     sums.bytes_of_row = shared.stages + own_row * Cfg::kPitch + ((own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4) +
                         threadIdx.x % 4 * 2;
     sums.first_few = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kWeightBytes), 0);
     float* strip = reinterpret_cast<float*>(strips + warp * Cfg::kStripBytes);
+    const Fp8BTiles<SHARES> tiles(args);
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < args.num_tiles; tile += gridDim.x) {
+    for (int tile = tiles.first; tile < args.num_tiles; tile += tiles.step) {
       const Fp8BPlace at(args, tile);
-      if (consumer * 64 >= min(args.tile_rows, args.n - at.row)) {
-        sums.skip(at.num_stages);
-      } else {
+      const bool has_rows = consumer * 64 < min(args.tile_rows, args.n - at.row);
+      if (has_rows)
         sums.multiply(at.num_stages, args.chunk_stages);
+      else
+        sums.skip(at.num_stages);
+      if constexpr (SHARES)
+        store_shared_sums<Cfg>(sums.acc, has_rows, args, shared, at, first);
+      else if (has_rows)
         store_sums<Cfg>(sums.acc, args, at, at.row + first, strip);
-      }
     }
   }
 }
 
 // ---- host ----
 
-template <class Cfg>
+template <class Cfg, bool SHARES>
 const char* launch_fp8_b_config(const Fp8BTask& task) {
   const GemmProblem& p = task.problem.gemm;
   const Fp8BPlan& plan = task.plan;
@@ -388,7 +461,7 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.tile_rows = plan.rows, args.tile_cols = plan.cols;
   args.num_stages = int(ceil_div(p.k, Cfg::kBlockK));
   args.chunk_stages = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
-  args.num_splits = plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  args.num_splits = plan.split != Fp8BSplit::none ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = plan.num_tiles;
   args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kSteps * plan.cols * 128;
   args.weight_policy = plan.tiles_cols == 1 ? CachePolicy::evict_first : CachePolicy::evict_normal;
@@ -407,8 +480,10 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   if (!encode_tensor_map(&weight, p.dtype_b, p.b, plan.weight, Cfg::kBlockK, plan.rows, Cfg::kPitch, false) ||
       !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BStepK, plan.cols, 128, false))
     return "the driver refuses a tensor map";
-  return launch_overlapped<&wgmma_fp8_b_kernel<Cfg>>(min_of(plan.num_tiles, task.num_sms), Cfg::kThreads, Cfg::kSmem,
-                                                     task.stream, weight, few, args);
+  const auto cluster = unsigned(SHARES ? args.num_splits : 1);
+  const auto num_blocks = unsigned(SHARES ? plan.num_tiles : min_of(plan.num_tiles, task.num_sms));
+  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARES>>(dim3(cluster), dim3(num_blocks), Cfg::kThreads,
+                                                              Cfg::kSmem, task.stream, weight, few, args);
 }
 
 }  // namespace
@@ -418,7 +493,8 @@ const char* launch_fp8_b_instance(const Fp8BTask& task) {
   constexpr Instance kOwn = kFp8BInstances[INSTANCE];
   using T = std::conditional_t<kOwn.dtype == DType::f16, __half, __nv_bfloat16>;
   return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
-    return launch_fp8_b_config<Fp8BConfig<T, decltype(number)::value>>(task);
+    using Cfg = Fp8BConfig<T, decltype(number)::value>;
+    return task.plan.split == Fp8BSplit::by_cluster ? launch_fp8_b_config<Cfg, true>(task) : launch_fp8_b_config<Cfg, false>(task);
   });
 }
 

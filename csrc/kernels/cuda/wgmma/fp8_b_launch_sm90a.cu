@@ -8,7 +8,8 @@ namespace tiledmm::gpu {
 Status launch_wgmma_fp8_b(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
   const Fp8BPlan& plan = made.as<Fp8BPlan>();
   ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
-  if (plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  const bool adds_chunks = plan.split == Fp8BSplit::by_kernel;
+  if (adds_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   const cuda::Fp8BTask task{problem, plan, chunk_sums.sums, executor.num_cus,
                             static_cast<cudaStream_t>(executor.stream)};
   const auto launch = [&](auto instance) {
@@ -16,7 +17,7 @@ Status launch_wgmma_fp8_b(const FoldedProblem& problem, const Plan& made, const 
   };
   if (visit_instance(cuda::kFp8BInstances, problem.gemm.dtype_a, plan.tile, "no such tile", launch, false))
     return Status::launch_failed;
-  return plan.splits_chunks ? chunk_sums.add<AnyElement, true>() : Status::ok;
+  return adds_chunks ? chunk_sums.add<AnyElement, true>() : Status::ok;
 }
 
 }  // namespace tiledmm::gpu

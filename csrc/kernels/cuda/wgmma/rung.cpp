@@ -219,7 +219,8 @@ void describe_fp8_b(const FoldedProblem& problem, const Chip&, const Plan& plan,
   fields.add_tile("block", 64 * tile.consumers, tile.block_n);
   fields.add_tile("rows", own.rows, own.cols);
   fields.add("block_k", tile.block_k);
-  fields.add_split_k(own.splits_chunks ? chunks : 1);
+  fields.add_split_k(own.split == Fp8BSplit::none ? 1 : chunks,
+                     own.split == Fp8BSplit::by_cluster ? "cluster" : "second kernel");
   fields.add("chunks", chunks);
   fields.add("computes", "C^T");
 }

@@ -19,7 +19,7 @@ struct Case {
   Fp8BTile tile;
   int m, n, k;
   int chunk_k = 0;  // 0: one chunk
-  bool splits_chunks = false;
+  Fp8BSplit split = Fp8BSplit::none;
   DType dtype = DType::bf16, c = DType::bf16;
   bool has_bias = false;
   Activation activation = Activation::none;
@@ -31,7 +31,7 @@ struct Case {
 
 constexpr Case kWritten[] = {
     // One row, chunks side by side; the ring goes around; the end of k within a stage.
-    {.tile = {4, 8, 128}, .m = 1, .n = 600, .k = 3 * 1024 - 80, .chunk_k = 1024, .splits_chunks = true, .num_sms = 6},
+    {.tile = {4, 8, 128}, .m = 1, .n = 600, .k = 3 * 1024 - 80, .chunk_k = 1024, .split = Fp8BSplit::by_kernel, .num_sms = 6},
     // Consumers without rows; chunks one after the other; scales at distances; a C whose rows are not aligned.
     {.tile = {4, 16, 128},
      .m = 13,
@@ -72,7 +72,7 @@ constexpr Case kWritten[] = {
      .n = 72,
      .k = 1040,
      .chunk_k = 512,
-     .splits_chunks = true,
+     .split = Fp8BSplit::by_kernel,
      .dtype = DType::f16,
      .c = DType::f16,
      .has_bias = true,
@@ -84,21 +84,21 @@ constexpr Case kWritten[] = {
 };
 constexpr int kNumWritten = int(std::size(kWritten));
 
-// And two for each tile, so that a new one has some.
+// And one for each tile and each way to split k, so that a new one has some.
 struct Cases {
-  Case all[kNumWritten + 2 * kNumFp8BTiles];
+  Case all[kNumWritten + 3 * kNumFp8BTiles];
   int count;
 };
 constexpr Cases make_cases() {
   Cases made{};
   for (const Case& own : kWritten) made.all[made.count++] = own;
-  for (int i = 0; i < 2 * kNumFp8BTiles; ++i) {
-    const Fp8BTile& tile = kFp8BTiles[i / 2];
+  for (int i = 0; i < 3 * kNumFp8BTiles; ++i) {
+    const Fp8BTile& tile = kFp8BTiles[i / 3];
     Case own{};
-    own.tile = tile, own.splits_chunks = i % 2, own.dtype = i % 4 < 2 ? DType::bf16 : DType::f16;
+    own.tile = tile, own.split = Fp8BSplit(i % 3), own.dtype = i % 2 ? DType::bf16 : DType::f16;
     own.m = tile.block_n + (tile.block_n > 8 ? 3 : -1), own.n = 64 * tile.consumers + 9, own.k = 592;
-    own.chunk_k = own.splits_chunks || sums_chunks(tile) ? 256 : 0;
-    own.c = i % 3 == 0 ? DType::f32 : own.dtype;
+    own.chunk_k = own.split != Fp8BSplit::none || sums_chunks(tile) ? 256 : 0;
+    own.c = i % 4 == 0 ? DType::f32 : own.dtype;
     own.has_bias = i % 5 < 3;
     made.all[made.count++] = own;
   }
@@ -235,7 +235,7 @@ bool run_of(const Case& c) {
   bool is_right = true;
   for (const Plan& plan : plans) {
     const Fp8BPlan& made = plan.as<Fp8BPlan>();
-    if (!is_like(kFp8BTiles[made.tile], c.tile) || made.splits_chunks != c.splits_chunks) continue;
+    if (!is_like(kFp8BTiles[made.tile], c.tile) || made.split != c.split) continue;
     Workspaces workspaces;
     ++num_plans;
     Run<W> found(c);
