@@ -387,9 +387,9 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&
     TILEDMM_WGMMA_TF32(256, 128, "{%128, %129, %130, %131}", "%132", "%133", TILEDMM_FRAGMENT);
 }
 
-// Operands of 16 bits with A in registers. Thread t of the warpgroup holds pairs along k, the first in the low half, with
-// r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4): a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 8],
-// a[3] = A[r + 8][c + 8]. B is k-major.
+// Operands of 16 bits with A in registers. Thread t of the warpgroup holds pairs along k, the first in the low half,
+// with r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4): a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 8], a[3]
+// = A[r + 8][c + 8]. B is k-major.
 #define TILEDMM_WGMMA_FRAGMENT(N, TYPE, COUNT, A, B, ADDS)                                               \
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                            \
                ", 0;\n"                                                                                  \
@@ -397,12 +397,12 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&
                "}, " A ", " B ", adds, 1, 1, 0;\n}\n"                                                    \
                : TILEDMM_ACC_##COUNT                                                                     \
                : TILEDMM_FRAGMENT, "l"(desc_b), "r"(adds_to_acc))
-#define TILEDMM_WGMMA_FRAGMENT_OF(N, COUNT, A, B, ADDS)       \
-  if constexpr (MMA_N == N) {                                 \
-    if constexpr (std::is_same_v<T, __nv_bfloat16>)           \
-      TILEDMM_WGMMA_FRAGMENT(N, "bf16", COUNT, A, B, ADDS);   \
-    else                                                      \
-      TILEDMM_WGMMA_FRAGMENT(N, "f16", COUNT, A, B, ADDS);    \
+#define TILEDMM_WGMMA_FRAGMENT_OF(N, COUNT, A, B, ADDS)     \
+  if constexpr (MMA_N == N) {                               \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)         \
+      TILEDMM_WGMMA_FRAGMENT(N, "bf16", COUNT, A, B, ADDS); \
+    else                                                    \
+      TILEDMM_WGMMA_FRAGMENT(N, "f16", COUNT, A, B, ADDS);  \
   }
 template <class T, int MMA_N>
 TILEDMM_PTX void wgmma_mma_async_fragment(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,

@@ -1,4 +1,5 @@
-// wgmma_fp8_b: Hopper (sm_90a), a B of e4m3 with a scale for each column beside an A of fp16 or bf16, any number of rows.
+// wgmma_fp8_b: Hopper (sm_90a), a B of e4m3 with a scale for each column beside an A of fp16 or bf16, any number of
+// rows.
 //
 // The kernel computes C^T = B^T A^T: consumers take the bytes of B^T, the weight, from shared memory, widen them in
 // registers, which is exact, and the matrix unit takes them from there as its first operand; A's rows are its second
@@ -11,8 +12,8 @@
 // that stores are whole sectors and the code of the epilogue exists once.
 //
 // Sources: an operand from registers that is widened on its way, and exchanged roles, as in CUTLASS 3 (mixed input GEMM
-// of Hopper, sm90_mma_tma_gmma_rs_warpspecialized_mixed_input). Limits: A and the weight along k, in rows of whole units
-// of 16 bytes; one product.
+// of Hopper, sm90_mma_tma_gmma_rs_warpspecialized_mixed_input). Limits: A and the weight along k, in rows of whole
+// units of 16 bytes; one product.
 #pragma once
 
 #include <cuda.h>
@@ -71,11 +72,11 @@ struct Fp8BConfig {
 };
 
 struct Fp8BArguments {
-  int tile_rows, tile_cols;            // of a tile: rows of the weight, of A
-  int num_stages, chunk_stages;        // of all k, of a chunk
-  int num_splits;                      // 1, or the number of chunks, each of which is a tile of its own
-  int num_tiles;                       // of all chunks
-  int stage_bytes;                     // that arrive in a stage
+  int tile_rows, tile_cols;      // of a tile: rows of the weight, of A
+  int num_stages, chunk_stages;  // of all k, of a chunk
+  int num_splits;                // 1, or the number of chunks, each of which is a tile of its own
+  int num_tiles;                 // of all chunks
+  int stage_bytes;               // that arrive in a stage
   CachePolicy weight_policy;
   TileGroups groups;
   Divisor tiles_of_chunk;
@@ -92,8 +93,8 @@ struct Fp8BArguments {
 };
 
 struct Fp8BPlace {
-  int row, col;                // of the weight, of A
-  int chunk;                   // 0 where they are not split
+  int row, col;                 // of the weight, of A
+  int chunk;                    // 0 where they are not split
   int first_stage, num_stages;  // along k
 
   __device__ __forceinline__ Fp8BPlace(const Fp8BArguments& args, int idx) {
@@ -146,12 +147,26 @@ struct Fp8BProducer {
     for (int step = 0; step < Cfg::kSteps; ++step)
       cp_async_bulk_tensor_3d(smem + Cfg::kWeightBytes + step * Cfg::kStepBytes, few, k + step * kFp8BStepK, at.col, 0,
                               barrier, CachePolicy::evict_normal);
+    advance();
+  }
+  __device__ __forceinline__ void advance() {
     ring.advance();
-    if (++stage == at.num_stages) {
-      stage = 0;
-      tile += tiles.step;
-      if (has_next()) at = Fp8BPlace(args, tile);
-    }
+    if (++stage < at.num_stages) return;
+    stage = 0;
+    tile += tiles.step;
+    if (has_next()) at = Fp8BPlace(args, tile);
+  }
+  // The first copies wait for no other warp, only for the end of the kernels before this one.
+  __device__ __forceinline__ void fill_ring() {
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (int i = 0; i < Cfg::kNumStages && has_next(); ++i) load_next();
+  }
+  // Once the ring is filled.
+  __device__ __forceinline__ void load_rest() {
+#pragma unroll 1
+    for (int i = 0; i < Cfg::kNumStages && has_next(); ++i) advance();
+    while (has_next()) load_next();
   }
 };
 
@@ -274,9 +289,8 @@ __device__ __forceinline__ void store_four(void* c, DType dtype, int64_t idx, fl
       *reinterpret_cast<float4*>(static_cast<float*>(c) + idx) = v;
     else
       *reinterpret_cast<uint2*>(static_cast<uint16_t*>(c) + idx) =
-          dtype == DType::f16
-              ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
-              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
+          dtype == DType::f16 ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
+                              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
     return;
   }
 #pragma unroll 1
@@ -303,10 +317,9 @@ struct Fp8BColumns {
 // What is rounded of four sums, to C. The scaled sum is rounded before the bias is added, as by other kernels.
 __device__ __forceinline__ void store_finished(const Fp8BArguments& args, const Fp8BColumns& columns, float4 v, int row,
                                                int col, int num_inside) {
-  v = make_float4(__fmul_rn(v.x, columns.factors[0]) + columns.bias[0],
-                  __fmul_rn(v.y, columns.factors[1]) + columns.bias[1],
-                  __fmul_rn(v.z, columns.factors[2]) + columns.bias[2],
-                  __fmul_rn(v.w, columns.factors[3]) + columns.bias[3]);
+  v = make_float4(
+      __fmul_rn(v.x, columns.factors[0]) + columns.bias[0], __fmul_rn(v.y, columns.factors[1]) + columns.bias[1],
+      __fmul_rn(v.z, columns.factors[2]) + columns.bias[2], __fmul_rn(v.w, columns.factors[3]) + columns.bias[3]);
   if (args.activation != Activation::none) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) v = make_float4(v.y, v.z, v.w, gpu::activated<float>(args.activation, v.x));
@@ -342,14 +355,14 @@ __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BAr
                    args.stores_vectors);
     }
     __syncwarp();  // what others wrote is read
-    // All accumulators take their turn at the same places.
+                   // All accumulators take their turn at the same places.
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc - kOfTurn; ++i) acc[i] = acc[i + kOfTurn];
   }
 }
 
-// Where blocks of a cluster share a tile: each has the sums of a chunk in `acc`, and stores some rows of C. `first`: the
-// warp's first row of the tile. By all consumers, of whom some have no sums.
+// Where blocks of a cluster share a tile: each has the sums of a chunk in `acc`, and stores some rows of C. `first`:
+// the warp's first row of the tile. By all consumers, of whom some have no sums.
 template <class Cfg>
 __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc], bool has_sums,
                                                   const Fp8BArguments& args, const Fp8BShared& shared,
@@ -381,8 +394,7 @@ __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc],
     float4 v = sums[0];
 #pragma unroll
     for (int i = 1; i < kFp8BMostChunks; ++i) {
-      if (i < args.num_splits)
-        v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
+      if (i < args.num_splits) v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
     }
     store_finished(args, columns, v, at.col + row, col, num_inside);
   }
@@ -412,6 +424,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
     }
     fence_mbarrier_init();
+    Fp8BProducer<Cfg, SHARES>{&map_weight, &map_few, args, shared}.fill_ring();
   }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
@@ -419,10 +432,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   griddepcontrol_wait();
   if (warp >= Cfg::kConsumers * 4) {
     setmaxnreg_dec<Cfg::kProducerRegisters>();
-    if (is_producer) {
-      Fp8BProducer<Cfg, SHARES> producer{&map_weight, &map_few, args, shared};
-      while (producer.has_next()) producer.load_next();
-    }
+    if (is_producer) Fp8BProducer<Cfg, SHARES>{&map_weight, &map_few, args, shared}.load_rest();
   } else {
     setmaxnreg_inc<Cfg::kConsumerRegisters>();
     const int consumer = warp / 4, first = consumer * 64 + warp % 4 * 16;  // the warp's first row of a tile
@@ -430,8 +440,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     Ring<Cfg::kNumStages> ring;
     Fp8BSums<Cfg, Cfg::kSumsChunks && !SHARES> sums{shared, ring};
     // The packet that the swizzle gives the first 16 of k is xored with others' numbers.
-    sums.bytes_of_row = shared.stages + own_row * Cfg::kPitch + ((own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4) +
-                        threadIdx.x % 4 * 2;
+    sums.bytes_of_row = shared.stages + own_row * Cfg::kPitch +
+                        ((own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4) + threadIdx.x % 4 * 2;
     sums.first_few = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kWeightBytes), 0);
     float* strip = reinterpret_cast<float*>(strips + warp * Cfg::kStripBytes);
     const Fp8BTiles<SHARES> tiles(args);
@@ -494,7 +504,8 @@ const char* launch_fp8_b_instance(const Fp8BTask& task) {
   using T = std::conditional_t<kOwn.dtype == DType::f16, __half, __nv_bfloat16>;
   return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
     using Cfg = Fp8BConfig<T, decltype(number)::value>;
-    return task.plan.split == Fp8BSplit::by_cluster ? launch_fp8_b_config<Cfg, true>(task) : launch_fp8_b_config<Cfg, false>(task);
+    return task.plan.split == Fp8BSplit::by_cluster ? launch_fp8_b_config<Cfg, true>(task)
+                                                    : launch_fp8_b_config<Cfg, false>(task);
   });
 }
 

@@ -20,13 +20,13 @@ struct Fp8BTile {
   int consumers, block_n, block_k;
 };
 inline constexpr Fp8BTile kFp8BTiles[] = {
-    {4, 8, 128}, {2, 8, 128},  {4, 16, 128}, {2, 16, 128}, {4, 32, 128}, {2, 32, 128},
+    {4, 8, 128},  {2, 8, 128},  {4, 16, 128}, {2, 16, 128}, {4, 32, 128}, {2, 32, 128},
     {3, 64, 128}, {2, 64, 128}, {2, 128, 64}, {3, 128, 64}, {2, 160, 64}, {2, 256, 64},
 };
 inline constexpr int kNumFp8BTiles = int(sizeof(kFp8BTiles) / sizeof(Fp8BTile));
 inline constexpr int kFp8BStepK = 64;  // elements of k that are widened while as many are multiplied
 
-inline constexpr int kFp8BMostChunks = 8;     // that blocks of a cluster share
+inline constexpr int kFp8BMostChunks = 8;  // that blocks of a cluster share
 
 // Whether a thread has the registers for a total beside the sums of a chunk.
 constexpr bool sums_chunks(const Fp8BTile& tile) { return tile.block_n <= (tile.consumers == 2 ? 160 : 64); }
@@ -71,9 +71,9 @@ inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const
   const bool splits = plan.split != Fp8BSplit::none, shares = plan.split == Fp8BSplit::by_cluster;
   const int64_t tile_k = splits ? min_of(chunk_k, p.k) : p.k;
   const auto k_tiles = double(round_up(tile_k, tile.block_k) / kFp8BStepK);
-  const double k_tile = std::max(std::max<double>(c.chain, c.widen * busy),
-                                 std::max(c.product * 64 * busy * tile.block_n,
-                                          kFp8BStepK * double(plan.rows + 2 * plan.cols) / c.copied));
+  const double k_tile = std::max(
+      std::max<double>(c.chain, c.widen * busy),
+      std::max(c.product * 64 * busy * tile.block_n, kFp8BStepK * double(plan.rows + 2 * plan.cols) / c.copied));
   const double sums = splits ? 0 : double(chunks - 1) * c.chunk;
   const double one = k_tiles * k_tile + c.tile + c.element * 64 * tile.block_n + sums;
   const int64_t at_once = shares ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;
@@ -106,10 +106,10 @@ inline void for_each_fp8_b_plan(const Fp8BCosts& costs, const FoldedProblem& pro
     const int64_t block_m = 64 * tile.consumers, tiles_cols = ceil_div(p.m, tile.block_n);
     const int64_t cols = ceil_div(p.m, tiles_cols);
     for (const Fp8BSplit split : {Fp8BSplit::none, Fp8BSplit::by_kernel, Fp8BSplit::by_cluster}) {
-      if (split == Fp8BSplit::none ? chunks > 1 && !sums_chunks(tile)
-                                   : chunks == 1 || (split == Fp8BSplit::by_kernel
-                                                         ? partial_bytes > double(kMaxPartialBytes)
-                                                         : chunks > kFp8BMostChunks))
+      if (split == Fp8BSplit::none
+              ? chunks > 1 && !sums_chunks(tile)
+              : chunks == 1 || (split == Fp8BSplit::by_kernel ? partial_bytes > double(kMaxPartialBytes)
+                                                              : chunks > kFp8BMostChunks))
         continue;
       plan.split = split;
       const int64_t splits = split == Fp8BSplit::none ? 1 : chunks;

@@ -198,7 +198,8 @@ const char* refuse_fp8_b(const FoldedProblem& problem, const Chip&) {
   if (p.k == 0) return "k is 0";
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   if (p.stride_cn != 1 && p.n != 1) return "rows of C have no unit stride";
-  if (is_blended(p) || (p.bias && p.stride_bias_m != 0)) return "it adds a bias of columns alone, and nothing is scaled";
+  if (is_blended(p) || (p.bias && p.stride_bias_m != 0))
+    return "it adds a bias of columns alone, and nothing is scaled";
   TensorMapView view;
   if (!describe_along_k(view_a(p), view) || !describe_along_k(view_b(p), view))
     return "A and B lie along k, in rows that the copy engine can take";

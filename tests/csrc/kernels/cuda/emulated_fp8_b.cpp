@@ -1,6 +1,6 @@
 // wgmma_fp8_b by the emulated Hopper, against a model of its order of summation, which is skinny's: every bit of C and
-// of what lies around it, of the operands and of the scales, which are read where they are, nowhere else. Arguments: the
-// numbers of the cases, all without.
+// of what lies around it, of the operands and of the scales, which are read where they are, nowhere else. Arguments:
+// the numbers of the cases, all without.
 #include <cstdio>
 #include <random>
 #include <type_traits>
@@ -31,7 +31,13 @@ struct Case {
 
 constexpr Case kWritten[] = {
     // One row, chunks side by side; the ring goes around; the end of k within a stage.
-    {.tile = {4, 8, 128}, .m = 1, .n = 600, .k = 3 * 1024 - 80, .chunk_k = 1024, .split = Fp8BSplit::by_kernel, .num_sms = 6},
+    {.tile = {4, 8, 128},
+     .m = 1,
+     .n = 600,
+     .k = 3 * 1024 - 80,
+     .chunk_k = 1024,
+     .split = Fp8BSplit::by_kernel,
+     .num_sms = 6},
     // Consumers without rows; chunks one after the other; scales at distances; a C whose rows are not aligned.
     {.tile = {4, 16, 128},
      .m = 13,
@@ -152,9 +158,9 @@ struct Run {
       // The products of odd rows of A cancel those of the first half of k, but for what rounding leaves of them.
       const int twin = i - c.k / 2;
       for (int row = 0; row < c.m; ++row)
-        a.at(0, row, i) = c.has_every_value         ? uint16_t(rounded(c.dtype, 1))
-                          : row % 2 && twin >= 0    ? uint16_t(a.at(0, row, twin) ^ 0x8000)
-                                                    : uint16_t(rounded(c.dtype, normal(random)));
+        a.at(0, row, i) = c.has_every_value      ? uint16_t(rounded(c.dtype, 1))
+                          : row % 2 && twin >= 0 ? uint16_t(a.at(0, row, twin) ^ 0x8000)
+                                                 : uint16_t(rounded(c.dtype, normal(random)));
       for (int col = 0; col < c.n; ++col)
         b.at(0, col, i) = c.has_every_value ? (i == col % 16 ? uint8_t(col) : 0)
                           : twin >= 0       ? b.at(0, col, twin)
