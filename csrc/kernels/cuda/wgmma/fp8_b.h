@@ -182,8 +182,7 @@ struct Fp8BSums {
   float acc[Cfg::kAcc];
   float total[HAS_CHUNKS ? Cfg::kAcc : 1];  // of the chunks
 
-  // Loads of two bytes, eight times as many as arrive with each of k's 128 bytes, meet in no bank: the swizzle gives
-  // eight rows different packets.
+  // 64 of k, two bytes at a time. A warp's loads meet in no bank: the swizzle gives its eight rows different packets.
   __device__ __forceinline__ void load(Pairs& to, int stage, int step) const {
     const uint32_t row = bytes_of_row + stage * Cfg::kStageBytes;
 #pragma unroll

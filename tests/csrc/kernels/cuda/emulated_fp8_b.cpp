@@ -162,7 +162,7 @@ struct Run {
                           : row % 2 && twin >= 0 ? uint16_t(a.at(0, row, twin) ^ 0x8000)
                                                  : uint16_t(rounded(c.dtype, normal(random)));
       for (int col = 0; col < c.n; ++col)
-        b.at(0, col, i) = c.has_every_value ? (i == col % 16 ? uint8_t(col) : 0)
+        b.at(0, col, i) = c.has_every_value ? (i == (col + col / 16) % 16 ? uint8_t(col) : 0)
                           : twin >= 0       ? b.at(0, col, twin)
                                             : random_bits(E4M3, random);
     }
