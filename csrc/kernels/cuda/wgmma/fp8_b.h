@@ -490,9 +490,8 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
       !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BStepK, plan.cols, 128, false))
     return "the driver refuses a tensor map";
   const auto cluster = unsigned(SHARES ? args.num_splits : 1);
-  const auto num_blocks = unsigned(SHARES ? plan.num_tiles : min_of(plan.num_tiles, task.num_sms));
-  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARES>>(dim3(cluster), dim3(num_blocks), Cfg::kThreads,
-                                                              Cfg::kSmem, task.stream, weight, few, args);
+  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARES>>(
+      dim3(cluster), dim3(unsigned(plan.num_blocks)), Cfg::kThreads, Cfg::kSmem, task.stream, weight, few, args);
 }
 
 }  // namespace

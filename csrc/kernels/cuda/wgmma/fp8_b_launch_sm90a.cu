@@ -10,8 +10,7 @@ Status launch_wgmma_fp8_b(const FoldedProblem& problem, const Plan& made, const 
   ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
   const bool adds_chunks = plan.split == Fp8BSplit::by_kernel;
   if (adds_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
-  const cuda::Fp8BTask task{problem, plan, chunk_sums.sums, executor.num_cus,
-                            static_cast<cudaStream_t>(executor.stream)};
+  const cuda::Fp8BTask task{problem, plan, chunk_sums.sums, static_cast<cudaStream_t>(executor.stream)};
   const auto launch = [&](auto instance) { return cuda::launch_fp8_b_instance<decltype(instance)::value>(task); };
   if (visit_instance(cuda::kFp8BInstances, problem.gemm.dtype_a, plan.tile, "no such tile", launch, false))
     return Status::launch_failed;

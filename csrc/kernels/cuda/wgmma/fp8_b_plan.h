@@ -41,6 +41,7 @@ struct Fp8BPlan {
   int tile, rows, cols;
   Fp8BSplit split;
   int tiles_rows, tiles_cols, num_tiles;  // num_tiles: of all chunks
+  int num_blocks;                         // each of which has every num_blocks-th tile
   int group;                              // rows of tiles that are computed together
   TensorMapView weight, few;              // of the caller's B and A
 };
@@ -129,7 +130,8 @@ inline void for_each_fp8_b_plan(const Fp8BCosts& costs, const FoldedProblem& pro
     }
   }
   visit.complete<Fp8BPlan>([&](Fp8BPlan& own) {
-    const int64_t groups = num_square_groups(own.tiles_rows, min_of(own.num_tiles, num_sms), own.rows, own.cols);
+    own.num_blocks = own.split == Fp8BSplit::by_cluster ? own.num_tiles : int(min_of(own.num_tiles, num_sms));
+    const int64_t groups = num_square_groups(own.tiles_rows, own.num_blocks, own.rows, own.cols);
     own.group = int(ceil_div(own.tiles_rows, groups));
   });
 }

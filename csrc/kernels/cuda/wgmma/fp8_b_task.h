@@ -13,7 +13,6 @@ struct Fp8BTask {
   const FoldedProblem& problem;
   const Fp8BPlan& plan;
   float* partial;  // where chunks are split: their sums, [chunk][row of A][column]
-  int num_sms;
   cudaStream_t stream;
 };
 
