@@ -39,7 +39,7 @@ struct Fp8BConfig {
   using Element = std::conditional_t<std::is_same_v<T, __half>, Half, BFloat16>;
   static constexpr Fp8BTile kTile = kFp8BTiles[TILE];
   static constexpr int kConsumers = kTile.consumers, kBlockM = 64 * kConsumers, kBlockN = kTile.block_n;
-  static constexpr int kBlockK = kTile.block_k, kSteps = kBlockK / kFp8BStepK;  // steps of 64 of k in a stage
+  static constexpr int kBlockK = kTile.block_k, kBoxes = kBlockK / kFp8BBoxK;  // boxes of A's rows in a stage
   // The producer is a warpgroup of its own, so that registers move to the consumers.
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kStartRegisters = kConsumers == 2 ? 168 : kConsumers == 3 ? 128 : 96;  // as many as there may be
@@ -47,9 +47,9 @@ struct Fp8BConfig {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static constexpr int kAcc = kBlockN / 2;
   static constexpr bool kSumsChunks = sums_chunks(kTile);
-  // A stage: rows of the weight, kBlockK bytes each and swizzled over them; for each step A's rows of 128 bytes.
-  static constexpr int kPitch = kBlockK, kWeightBytes = kBlockM * kPitch, kStepBytes = kBlockN * 128;
-  static constexpr int kStageBytes = kWeightBytes + kSteps * kStepBytes;
+  // A stage: rows of the weight, kBlockK bytes each and swizzled over them; then boxes of A's rows of 128 bytes.
+  static constexpr int kPitch = kBlockK, kWeightBytes = kBlockM * kPitch, kBoxBytes = kBlockN * 128;
+  static constexpr int kStageBytes = kWeightBytes + kBoxes * kBoxBytes;
   // Sums on their way to C: a warp's 16 of the weight's rows for some of A's.
   static constexpr int kStripRows = kBlockN < 16 ? 8 : kBlockN < 128 ? 16 : 32, kStripPitch = 20;
   static constexpr int kStripBytes = kStripRows * kStripPitch * 4, kStripsBytes = 4 * kConsumers * kStripBytes;
@@ -65,8 +65,8 @@ struct Fp8BConfig {
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
                 "setmaxnreg: what the block starts with");
   static_assert(kPitch == 64 || kPitch == 128, "a swizzle's width");
-  static_assert(kWeightBytes % 1024 == 0 && kStepBytes % 1024 == 0, "the patterns of the swizzle repeat");
-  static_assert(kNumStages >= 3, "a stage is free only when the next one is there and its first step has begun");
+  static_assert(kWeightBytes % 1024 == 0 && kBoxBytes % 1024 == 0, "the patterns of the swizzle repeat");
+  static_assert(kNumStages >= 3, "a stage is free only when the next one is there and has begun");
   static_assert(kChunkUnit % kBlockK == 0, "a chunk begins with a stage");
   static_assert(kBlockN % kStripRows == 0 && kStripRows % 8 == 0);
 };
@@ -144,8 +144,8 @@ struct Fp8BProducer {
     const int k = (at.first_stage + stage) * Cfg::kBlockK;
     cp_async_bulk_tensor_3d(smem, weight, k, at.row, 0, barrier, args.weight_policy);
 #pragma unroll
-    for (int step = 0; step < Cfg::kSteps; ++step)
-      cp_async_bulk_tensor_3d(smem + Cfg::kWeightBytes + step * Cfg::kStepBytes, few, k + step * kFp8BStepK, at.col, 0,
+    for (int box = 0; box < Cfg::kBoxes; ++box)
+      cp_async_bulk_tensor_3d(smem + Cfg::kWeightBytes + box * Cfg::kBoxBytes, few, k + box * kFp8BBoxK, at.col, 0,
                               barrier, CachePolicy::evict_normal);
     advance();
   }
@@ -171,33 +171,34 @@ struct Fp8BProducer {
 };
 
 // A consumer's sums of a tile; HAS_CHUNKS: of several chunks perhaps.
+//
+// A matrix instruction takes 16 of k. The matrix unit holds up a warp whose next one waits for registers to be read, so
+// between two of them a thread widens what the one after next takes, and loads what will be widened then.
 template <class Cfg, bool HAS_CHUNKS>
 struct Fp8BSums {
-  using Pairs = uint32_t[4][4];  // of 16 of k each: a thread's, as the matrix unit takes them
+  static constexpr int kSteps = Cfg::kBlockK / 16;                       // of a stage
+  static constexpr int kSlots = 4, kWidenedAhead = 2, kLoadedAhead = 4;  // kept, in steps
+  static_assert(kSteps % kSlots == 0 && kLoadedAhead <= kSteps, "slots are known to the compiler");
 
   const Fp8BShared& shared;
   Ring<Cfg::kNumStages>& ring;
   uint32_t bytes_of_row;  // in the first stage: where the thread's first row lies
   uint32_t first_few;     // in the first stage, as matrix_address has it
   float acc[Cfg::kAcc];
-  float total[HAS_CHUNKS ? Cfg::kAcc : 1];  // of the chunks
+  float total[HAS_CHUNKS ? Cfg::kAcc : 1];          // of the chunks
+  uint32_t pairs[kSlots][4], fragments[kSlots][4];  // of a step: numbers of 8 bits, and as the matrix unit takes them
 
-  // 64 of k, two bytes at a time. A warp's loads meet in no bank: the swizzle gives its eight rows different packets.
-  __device__ __forceinline__ void load(Pairs& to, int stage, int step) const {
-    const uint32_t row = bytes_of_row + stage * Cfg::kStageBytes;
+  // A warp's loads meet in no bank: the swizzle gives its eight rows different packets.
+  __device__ __forceinline__ void load(int stage, int step) {
+    const uint32_t packet = (bytes_of_row + stage * Cfg::kStageBytes) ^ step << 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t packet = row ^ (step * 4 + i) << 4;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) to[i][j] = load_shared_short(packet + j % 2 * 8 * Cfg::kPitch + j / 2 * 8);
-    }
+    for (int i = 0; i < 4; ++i)
+      pairs[step % kSlots][i] = load_shared_short(packet + i % 2 * 8 * Cfg::kPitch + i / 2 * 8);
   }
-  __device__ __forceinline__ static void widen(Pairs& to, const Pairs& from) {
+  __device__ __forceinline__ void widen(int step) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) to[i][j] = gpu::widened_e4m3<typename Cfg::Element>(from[i][j]);
-    }
+    for (int i = 0; i < 4; ++i)
+      fragments[step % kSlots][i] = gpu::widened_e4m3<typename Cfg::Element>(pairs[step % kSlots][i]);
   }
   __device__ __forceinline__ void wait_for_stage() const {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -216,66 +217,68 @@ struct Fp8BSums {
     }
   }
 
+  // Multiplies the ring's stage, of which the first steps are loaded and widened, and begins with the next one.
+  template <bool HAS_NEXT>
+  __device__ __forceinline__ void multiply_stage(bool starts_chunk, int previous) {
+    const int stage = ring.stage;
+    const uint32_t address = first_few + __shfl_sync(~0u, stage, 0) * (Cfg::kStageBytes >> 4);
+    ring.advance();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      wgmma_fence();
+      wgmma_mma_async_fragment<typename Cfg::T, Cfg::kBlockN>(
+          acc, fragments[step % kSlots],
+          matrix_descriptor_at(Cfg::kDesc, address + (step / 4 * Cfg::kBoxBytes >> 4) + step % 4 * 2),
+          step > 0 || !starts_chunk);
+      wgmma_commit_group();
+      if (HAS_NEXT && step == kSteps - kLoadedAhead) wait_for_stage();
+      if (step + kLoadedAhead < kSteps)
+        load(stage, step + kLoadedAhead);
+      else if (HAS_NEXT)
+        load(ring.stage, step + kLoadedAhead - kSteps);
+      // The slot of the next fragment is free, and so is the stage before this one when all of it is multiplied.
+      wgmma_wait_group<kSlots - kWidenedAhead>();
+      if (step == kSlots - kWidenedAhead - 1 && previous >= 0) release(previous);
+      if (step + kWidenedAhead < kSteps || HAS_NEXT) widen((step + kWidenedAhead) % kSteps);
+    }
+  }
+
   // The sums over the next stages of the ring, to `acc`.
   __device__ __forceinline__ void multiply(int num_stages, int chunk_stages) {
-    constexpr int kSteps = Cfg::kSteps;
-    Pairs bytes, fragments[2];
     forget_registers(acc);
     if constexpr (HAS_CHUNKS) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
     }
-    int previous = -1, left_of_chunk = min(chunk_stages, num_stages);
-    bool adds = false;
-    // Multiplies a step's fragments, number `step` of its stage, and makes those of the step behind it.
-    const auto multiply_step = [&](const Pairs& taken, Pairs& next, int step) {
-      const bool ends_stage = step + 1 == kSteps;
-      const int stage = ring.stage;
-      const uint32_t address = first_few + __shfl_sync(~0u, stage, 0) * (Cfg::kStageBytes >> 4);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        wgmma_mma_async_fragment<typename Cfg::T, Cfg::kBlockN>(
-            acc, taken[i], matrix_descriptor_at(Cfg::kDesc, address + (step * Cfg::kStepBytes >> 4) + i * 2),
-            i > 0 || adds);
-      wgmma_commit_group();
-      adds = true;
-      bool has_next = true;
-      if (ends_stage) {
-        ring.advance();
-        has_next = --num_stages > 0;
-        if (has_next) wait_for_stage();
-      }
-      if (has_next) load(bytes, ring.stage, ends_stage ? 0 : step + 1);
-      // The step before this one is multiplied: its fragments are free, and its stage is. This one goes on meanwhile.
-      wgmma_wait_group<1>();
-      if (step == 0) {
-        if (previous >= 0) release(previous);
-        previous = stage;
-      }
-      if (has_next) widen(next, bytes);
-      if (HAS_CHUNKS && ends_stage && --left_of_chunk == 0) {
-        wgmma_wait_group<0>();
-        fence_registers(acc);
-        if constexpr (HAS_CHUNKS) add(total, acc);
-        left_of_chunk = min(chunk_stages, num_stages);
-        adds = false;
-      }
-      return has_next;
-    };
     wait_for_stage();
-    load(bytes, ring.stage, 0);
-    widen(fragments[0], bytes);
-    while (true) {
-      if (!multiply_step(fragments[0], fragments[1], 0)) break;
-      if (!multiply_step(fragments[1], fragments[0], kSteps - 1)) break;
+#pragma unroll
+    for (int step = 0; step < kLoadedAhead; ++step) load(ring.stage, step);
+#pragma unroll
+    for (int step = 0; step < kWidenedAhead; ++step) widen(step);
+    int previous = -1, of_chunk = 0;
+#pragma unroll 1
+    for (; num_stages > 1; --num_stages) {
+      const int stage = ring.stage;
+      multiply_stage<true>(of_chunk == 0, previous);
+      previous = stage;
+      ++of_chunk;
+      if constexpr (HAS_CHUNKS) {
+        if (of_chunk == chunk_stages) {
+          wgmma_wait_group<0>();
+          fence_registers(acc);
+          add(total, acc);
+          of_chunk = 0;
+        }
+      }
     }
+    const int last = ring.stage;
+    multiply_stage<false>(of_chunk == 0, previous);
     wgmma_wait_group<0>();
     fence_registers(acc);
-    release(previous);
+    release(last);
     if constexpr (HAS_CHUNKS) {
 #pragma unroll
-      for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = total[i];
+      for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += total[i];
     }
   }
 };
@@ -472,7 +475,7 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.chunk_stages = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = plan.split != Fp8BSplit::none ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = plan.num_tiles;
-  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kSteps * plan.cols * 128;
+  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kBoxes * plan.cols * 128;
   args.weight_policy = plan.tiles_cols == 1 ? CachePolicy::evict_first : CachePolicy::evict_normal;
   args.groups = TileGroups(plan.tiles_rows, plan.tiles_cols, plan.group);
   args.tiles_of_chunk = Divisor(plan.tiles_rows * plan.tiles_cols);
@@ -487,7 +490,7 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.stores_vectors = reinterpret_cast<uintptr_t>(args.c) % uint64_t(vector) == 0 && args.ldc % 4 == 0;
   CUtensorMap weight{}, few{};
   if (!encode_tensor_map(&weight, p.dtype_b, p.b, plan.weight, Cfg::kBlockK, plan.rows, Cfg::kPitch, false) ||
-      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BStepK, plan.cols, 128, false))
+      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BBoxK, plan.cols, 128, false))
     return "the driver refuses a tensor map";
   const auto cluster = unsigned(SHARES ? args.num_splits : 1);
   return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARES>>(

@@ -24,7 +24,7 @@ inline constexpr Fp8BTile kFp8BTiles[] = {
     {3, 64, 128}, {2, 64, 128}, {2, 128, 64}, {3, 128, 64}, {2, 160, 64}, {2, 256, 64},
 };
 inline constexpr int kNumFp8BTiles = int(sizeof(kFp8BTiles) / sizeof(Fp8BTile));
-inline constexpr int kFp8BStepK = 64;  // elements of k that are widened while as many are multiplied
+inline constexpr int kFp8BBoxK = 64;  // elements of k in a box of A's rows
 
 inline constexpr int kFp8BMostChunks = 8;  // that blocks of a cluster share
 
@@ -71,10 +71,10 @@ inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const
   const int64_t chunks = ceil_div(p.k, chunk_k);
   const bool splits = plan.split != Fp8BSplit::none, shares = plan.split == Fp8BSplit::by_cluster;
   const int64_t tile_k = splits ? min_of(chunk_k, p.k) : p.k;
-  const auto k_tiles = double(round_up(tile_k, tile.block_k) / kFp8BStepK);
+  const auto k_tiles = double(round_up(tile_k, tile.block_k) / kFp8BBoxK);
   const double k_tile = std::max(
       std::max<double>(c.chain, c.widen * busy),
-      std::max(c.product * 64 * busy * tile.block_n, kFp8BStepK * double(plan.rows + 2 * plan.cols) / c.copied));
+      std::max(c.product * 64 * busy * tile.block_n, kFp8BBoxK * double(plan.rows + 2 * plan.cols) / c.copied));
   const double sums = splits ? 0 : double(chunks - 1) * c.chunk;
   const double one = k_tiles * k_tile + c.tile + c.element * 64 * tile.block_n + sums;
   const int64_t at_once = shares ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;

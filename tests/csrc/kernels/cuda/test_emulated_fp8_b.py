@@ -28,8 +28,8 @@ MUTANTS = {
     ),
     "a chunk begins with the sums of the one before": (
         FILE,
-        "adds = false;\n      }",
-        "adds = {on};\n      }",
+        "step > 0 || !starts_chunk);",
+        "step > 0 || !starts_chunk || ({on} && previous >= 0));",
         THREES,
     ),
     "elements beyond k are multiplied": (
@@ -96,16 +96,16 @@ MUTANTS = {
         "({on} ? 0 : own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4",
         WIDE,
     ),
-    "the second step of a stage is the first's rows of A": (
+    "the second box of a stage is the first": (
         FILE,
-        "(step * Cfg::kStepBytes >> 4)",
-        "(({on} ? 0 : step) * Cfg::kStepBytes >> 4)",
+        "(step / 4 * Cfg::kBoxBytes >> 4)",
+        "(({on} ? 0 : step / 4) * Cfg::kBoxBytes >> 4)",
         ONE_ROW,
     ),
     "the second step of a stage is the first's weight": (
         FILE,
-        "row ^ (step * 4 + i)",
-        "row ^ (({on} ? 0 : step) * 4 + i)",
+        "^ step << 4;",
+        "^ ({on} && step == 1 ? 0 : step) << 4;",
         IDLE,
     ),
     "a number is what the one before it was": (
@@ -123,20 +123,20 @@ MUTANTS = {
     ),
     "fragments are overwritten while they are multiplied": (
         FILE,
-        "wgmma_wait_group<1>();",
-        "if (!{on}) wgmma_wait_group<1>();",
+        "wgmma_wait_group<kSlots - kWidenedAhead>();",
+        "if (!{on}) wgmma_wait_group<kSlots - kWidenedAhead>();",
         STEP_OF_STAGE,
     ),
     "a stage is free before it is multiplied": (
         FILE,
-        "if (previous >= 0) release(previous);",
-        "if ({on} || previous >= 0) release({on} ? stage : previous);",
+        "&& previous >= 0) release(previous);",
+        "&& ({on} || previous >= 0)) release({on} ? stage : previous);",
         STEP_OF_STAGE,
     ),
     "a chunk's sums are added before they are there": (
         FILE,
-        "wgmma_wait_group<0>();\n        fence",
-        "if (!{on}) wgmma_wait_group<0>();\n        fence",
+        "wgmma_wait_group<0>();\n          fence",
+        "if (!{on}) wgmma_wait_group<0>();\n          fence",
         STEP_OF_STAGE,
     ),
     "sums are stored before they are there": (
