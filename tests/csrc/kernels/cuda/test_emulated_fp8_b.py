@@ -86,8 +86,8 @@ MUTANTS = {
     # Fragments.
     "rows of a fragment change places with its halves of k": (
         FILE,
-        "packet + j % 2 * 8 * Cfg::kPitch + j / 2 * 8",
-        "packet + ({on} ? j / 2 : j % 2) * 8 * Cfg::kPitch + ({on} ? j % 2 : j / 2) * 8",
+        "packet + i % 2 * 8 * Cfg::kPitch + i / 2 * 8",
+        "packet + ({on} ? i / 2 : i % 2) * 8 * Cfg::kPitch + ({on} ? i % 2 : i / 2) * 8",
         VALUES,
     ),
     "fragments are not swizzled": (
