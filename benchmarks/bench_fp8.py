@@ -54,7 +54,8 @@ E4M3 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
 # (n, k) of DeepSeek-V3's layers, and of a square and Llama's feed-forward; (m, n, k).
 DEEPSEEK = ((2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (32768, 512), (7168, 2048))
-FEW = (1, 2, 4, 8, 16, 32, 64)  # rows beside a weight of 8 bits, whose (n, k) are given
+# Rows beside a weight of 8 bits, whose (n, k) are given.
+FEW = {"cuda": (1, 8, 16, 32, 64, 128, 256, 1024), "cpu": (1, 2, 4, 8, 16, 32, 64)}
 FAR_BYTES = 1 << 30  # of the copies of a weight that take turns on a CPU
 SIZES = {
     "cuda": {
@@ -62,7 +63,8 @@ SIZES = {
         "few": tuple((m, *own) for own in DEEPSEEK for m in (1, 16, 64, 128)),
         "blocks": tuple((m, *own) for m in (64, 128, 4096) for own in DEEPSEEK),
         "unaligned": ((4096, 4096, 7168), (4096, 4095, 7168), (4096, 4096, 7167), (4096, 4097, 7169), (999, 2047, 909)),
-        "weight_only": ((4096, 4096), (14336, 4096), (4096, 14336), (7168, 2048), (2112, 7168), (24576, 1536)),
+        "weight_only": ((28672, 8192), (7168, 16384), (14336, 4096), (4096, 14336), (24576, 1536), (4096, 4096),
+                        (2112, 7168), (7168, 2048)),
         "grouped": ((8, 1024, 14336, 4096), (64, 128, 1408, 2048), (128, 64, 768, 2048), (64, 1, 1408, 2048),
                     (128, 1, 1536, 2048), (256, 32, 2048, 7168)),  # experts, mean rows, n, k
         "layers": ((8192, 4096, 4096), (8192, 2048, 2048), (8192, 14336, 4096)),
@@ -219,7 +221,7 @@ def weight_only(device: str) -> Iterator[dict]:
         for n, k in SIZES[device]["weight_only"]:
             q, scale = quantize_rows(torch.randn(n, k, device=device, dtype=dtype) * k**-0.5)
             narrow, wide = in_turns(q, device), in_turns((q.float() * scale).to(dtype), device)
-            for m in FEW:
+            for m in FEW[device]:
                 arms = weight_only_arms(torch.randn(m, k, device=device, dtype=dtype), narrow, scale, wide)
                 row = {"family": "weight_only", "recipe": str(dtype).split(".")[1], "m": m, "n": n, "k": k}
                 yield time_row(row, arms, device, 2.0 * m * n * k, seconds=0.05 if device == "cuda" else 0.6)

@@ -141,6 +141,48 @@ def test_graphs_and_the_host_does_not_wait(recipe):
         assert_same_bits(out, scaled_matmul(*given, **options))
 
 
+# ---- 8 bits on one side: _weight_only
+
+WEIGHT_ONLY = torch.ops.tiledmm._weight_only.default
+# m, n, k: one chunk; chunks side by side and one after the other; rows of C that no vector stores; many tiles.
+WEIGHT_SIZES = ((1, 4096, 4096), (13, 28672, 512), (64, 2112, 7168), (100, 250, 2064), (300, 1032, 4112), (70, 33, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weight_only_has_one_order_of_summation(dtype):
+    """By all plans of wgmma_fp8_b the bits of skinny, which has 64 rows at a time, and of the widened weight."""
+    if not IS_HOPPER:
+        pytest.skip("wgmma_fp8_b is for Hopper")
+    epilogues = itertools.cycle(itertools.product(OUT_DTYPES, ACTIVATIONS, (False, True)))
+    for m, n, k in WEIGHT_SIZES:
+        out_dtype, activation, has_bias = next(epilogues)
+        x, q = torch.randn(m, k).to(dtype), torch.randn(n, k).to(E4M3)
+        given = q, torch.rand(n, 1) * k**-0.5, torch.randn(n).to(out_dtype) if has_bias else None
+        options = {"out_dtype": out_dtype, "activation": activation}
+        rows = [WEIGHT_ONLY(part, *given, **options, algorithm="skinny") for part in x.split(64)]
+        expected = torch.cat(rows)
+        assert_same_bits(WEIGHT_ONLY(x, *given, **options), expected, m, n, k)
+        assert_same_bits(WEIGHT_ONLY(x, *given, **options, algorithm="mma_async"), expected, m, n, k)
+        plans = torch_tiledmm.explain(m, n, k, dtype, b_dtype=E4M3, device="cuda", plans_of="wgmma_fp8_b").candidates
+        assert len(plans) > 10
+        for plan in plans:
+            torch.full((m, n), torch.nan, dtype=out_dtype)  # where the result may come to lie
+            found = WEIGHT_ONLY(x, *given, **options, algorithm=plan.algorithm)
+            assert_same_bits(found, expected, m, n, k, plan.algorithm, plan.config)
+
+
+def test_weight_only_has_every_number():
+    if not IS_HOPPER:
+        pytest.skip("wgmma_fp8_b is for Hopper")
+    numbers = torch.arange(256).to(torch.uint8).view(E4M3)
+    q = torch.zeros(256, 16).to(E4M3)
+    q[torch.arange(256), torch.arange(256) // 16] = numbers
+    for dtype in (torch.bfloat16, torch.float16):
+        options = {"out_dtype": torch.float32, "algorithm": "wgmma_fp8_b"}
+        found = WEIGHT_ONLY(torch.ones(130, 16, dtype=dtype), q, torch.ones(256, 1), None, **options)
+        torch.testing.assert_close(found, numbers.float().expand(130, 256), rtol=0, atol=0, equal_nan=True)
+
+
 def test_explain_and_the_mode_have_the_kernel():
     if not IS_HOPPER:
         pytest.skip("wgmma_fp8 is for Hopper")

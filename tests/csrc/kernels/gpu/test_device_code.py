@@ -32,12 +32,13 @@ NOT_FOR_SM_80 = (
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: instances of their own, and parts
 # of others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08. Instances:
-# the tables kWgmmaInstances, kFp8Instances, kFp8GroupedInstances, kSimtInstances, kMmaAsyncInstances.
+# the tables kWgmmaInstances, kFp8Instances, kFp8GroupedInstances, kFp8BInstances, kSimtInstances, kMmaAsyncInstances.
 LIKE_OTHERS = (
     *("06_mma_cached", "07_mma_double_buffered"),
     *(f"wgmma/instances_sm90a.{i}" for i in range(18) if i not in (2, 4, 8, 14, 16)),
     *(f"wgmma/fp8_instances_sm90a.{i}" for i in (1, 5, 7, 8, 9, 10, 11)),  # other dtypes of operands and of C
     *(f"wgmma/fp8_grouped_instances_sm90a.{i}" for i in range(3, 10)),
+    *(f"wgmma/fp8_b_instances_sm90a.{i}" for i in (1, 3, 5, 7)),
     *(f"simt_pipelined/instances.{i}" for i in (1, 2)),  # the last one has kernels for groups
     *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5)),
 )
