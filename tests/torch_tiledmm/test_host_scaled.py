@@ -1,5 +1,5 @@
-"""Kernels that widen operands of 8 bits on their way to the product, on the host executor: the ladder's rungs 01, 04 and
-08 and mma_async, on any GPU. Values of all recipes, bits, groups, every value of 8 bits, what explain says.
+"""Kernels that widen operands of 8 bits on their way to the product, on the host executor: rungs 01, 04 and 08, and
+mma_async. Values of all recipes, bits, groups, every value of 8 bits, what explain says of all GPUs.
 
 Planted bugs that these tests caught: e5m2 taken for e4m3; NaN of e4m3 that became 480; the factors of the block before;
 the factor of a row for its column; one factor for both rows of a lane; a promotion left out; the first group's factors

@@ -47,8 +47,8 @@ struct AsyncTile {
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
   // Distances of elements in shared memory.
-  static TILEDMM_DEVICE int smem_stride_mn() { return IS_K_MAJOR ? kRowK : 1; }
-  static TILEDMM_DEVICE int smem_stride_k() { return IS_K_MAJOR ? 1 : kRowMn; }
+  TILEDMM_DEVICE int smem_stride_mn() const { return IS_K_MAJOR ? kRowK : 1; }
+  TILEDMM_DEVICE int smem_stride_k() const { return IS_K_MAJOR ? 1 : kRowMn; }
 
   // Starts the copies of the next tile, which has only left_k > 0 elements along k.
   TILEDMM_DEVICE void copy_last_tile(int left_k, Shared& shared) const {
@@ -133,7 +133,7 @@ struct AsyncTile {
   // The fragment of A of 16 rows from mn on, or those of B of 8 columns each, one behind the other; of the words along
   // k from `word` on, of which a fragment of A has four in a row for every two that a lane holds.
   template <int WORDS>
-  static TILEDMM_DEVICE void load_fragment_a(const Shared& shared, int mn, int word, Word (&frag)[WORDS]) {
+  TILEDMM_DEVICE void load_fragment_a(const Shared& shared, int mn, int word, Word (&frag)[WORDS]) const {
     if constexpr (kUsesLdmatrix) {
       load_words<true>(shared, mn, word, frag[0], frag[1], frag[2], frag[3]);
     } else {
@@ -144,7 +144,7 @@ struct AsyncTile {
     }
   }
   template <int FRAGS, int WORDS>
-  static TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int word, Word (&frags)[FRAGS][WORDS]) {
+  TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int word, Word (&frags)[FRAGS][WORDS]) const {
     if constexpr (kUsesLdmatrix) {
       static_assert(FRAGS % 2 == 0, "two fragments at a time");
       TILEDMM_UNROLL for (int j = 0; j < FRAGS; j += 2) {
@@ -163,8 +163,7 @@ struct AsyncTile {
  private:
   // By ldmatrix, as BlockTile::load_words.
   template <bool IS_A>
-  static TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2,
-                                        Word& w3) {
+  TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) const {
     const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
     const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
     const int k = word * kWordElements;
@@ -176,7 +175,7 @@ struct AsyncTile {
     }
   }
 
-  static TILEDMM_DEVICE Word load_word(const Shared& shared, int mn, int word) {
+  TILEDMM_DEVICE Word load_word(const Shared& shared, int mn, int word) const {
     const T* from = &shared.elements[mn * smem_stride_mn() + word * kWordElements * smem_stride_k()];
     if constexpr (kWordElements == 1) {
       return load_shared(from);

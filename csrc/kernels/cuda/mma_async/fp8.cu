@@ -50,6 +50,7 @@ struct WideningTile {
   int far, close;       // of that element within the tile
   int left_mn;
   bool is_e5m2;
+  Wide of_16_bits;  // loads fragments, and copies nothing
 
   // From mn on.
   TILEDMM_DEVICE WideningTile(const Operand<uint8_t>& operand, int64_t mn, DType dtype)
@@ -57,7 +58,8 @@ struct WideningTile {
         far(thread_idx() / kPacketsOfRow),
         close(thread_idx() % kPacketsOfRow * kPacket),
         left_mn(int(min_of(operand.size_mn - mn, BLOCK_MN))),
-        is_e5m2(dtype == DType::e5m2) {
+        is_e5m2(dtype == DType::e5m2),
+        of_16_bits(Operand<Half>(nullptr, 0, 0, 0, 0), 0) {
     next = operand.base + (mn + far) * operand.stride_mn + close;
     left_k = operand.size_k - close;
   }
@@ -86,11 +88,11 @@ struct WideningTile {
 
   template <class Frag>
   TILEDMM_DEVICE void load_fragment_a(const Shared& shared, int mn, int word, Frag& frag) const {
-    Wide::load_fragment_a(shared, mn, word, frag);
+    of_16_bits.load_fragment_a(shared, mn, word, frag);
   }
   template <class Frags>
   TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int word, Frags& frags) const {
-    Wide::load_fragments_b(shared, mn, word, frags);
+    of_16_bits.load_fragments_b(shared, mn, word, frags);
   }
 };
 
