@@ -860,6 +860,7 @@ def _register() -> None:
         (torch.ops.tiledmm.addmm, _addmm_flops),
         (torch.ops.tiledmm.linear, _linear_flops),
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
+        (torch.ops.tiledmm._weight_only, _linear_flops),
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
         (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.scaled_grouped_matmul, _grouped_matmul_flops),
