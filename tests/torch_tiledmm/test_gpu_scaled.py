@@ -29,11 +29,11 @@ def on_the_gpu():
         yield
 
 
-def check(given, **options):
+def check(given, algorithm="auto", **options):
     m, n = given[0].shape[0], given[1].shape[1]
     torch.full((m, n), torch.nan, dtype=options.get("out_dtype", torch.bfloat16))  # where the result may come to lie
-    out = scaled_matmul(*given, **options)
-    assert_close(out, expect_scaled(*given, **options, has_short_sums=IS_HOPPER))
+    out = scaled_matmul(*given, **options, algorithm=algorithm)
+    assert_close(out, expect_scaled(*given, **options, has_short_sums=IS_HOPPER and algorithm == "auto"))
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=str)
