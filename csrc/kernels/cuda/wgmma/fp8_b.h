@@ -19,13 +19,12 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/shared/epilogue.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/ring.h"
 #include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/shared/tile_groups.h"
+#include "kernels/cuda/wgmma/fp8_b_result.h"
 #include "kernels/cuda/wgmma/fp8_b_task.h"
-#include "platform/epilogue.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -80,16 +79,10 @@ struct Fp8BArguments {
   CachePolicy weight_policy;
   TileGroups groups;
   Divisor tiles_of_chunk;
-  int m, n;
-  bool stores_vectors;  // rows of C begin with whole vectors of four
-  DType dtype_c;
-  Activation activation;
-  const float* scales;
-  int64_t stride_scales;
-  const void* bias;
-  int64_t stride_bias;
-  void* c;  // or, where chunks are split, their sums
-  int64_t ldc;
+  int m;
+  Fp8BResult result;
+  float* partial;  // where a second kernel adds chunks: their sums
+  int64_t ld_partial;
 };
 
 struct Fp8BPlace {
@@ -283,52 +276,6 @@ struct Fp8BSums {
   }
 };
 
-// Four neighbours of a row of C or of sums, of which the first num_inside are inside.
-__device__ __forceinline__ void store_four(void* c, DType dtype, int64_t idx, float4 v, int num_inside,
-                                           bool is_vector) {
-  if (is_vector && num_inside >= 4) {
-    if (dtype == DType::f32)
-      *reinterpret_cast<float4*>(static_cast<float*>(c) + idx) = v;
-    else
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(c) + idx) =
-          dtype == DType::f16 ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
-                              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
-    return;
-  }
-#pragma unroll 1
-  for (int i = 0; i < num_inside && i < 4; ++i) {
-    gpu::store_any(c, dtype, idx + i, v.x);
-    v = make_float4(v.y, v.z, v.w, v.x);
-  }
-}
-
-// The factors and the bias of four of C's columns, of which the first num_inside are.
-struct Fp8BColumns {
-  float factors[4], bias[4];
-
-  __device__ __forceinline__ Fp8BColumns(const Fp8BArguments& args, int col, int num_inside) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      factors[i] = i < num_inside ? __ldg(args.scales + (col + i) * args.stride_scales) : 0;
-      bias[i] = args.bias && i < num_inside ? gpu::load_any(args.bias, args.dtype_c, (col + i) * args.stride_bias)
-                                            : -0.0f;  // adds nothing
-    }
-  }
-};
-
-// What is rounded of four sums, to C. The scaled sum is rounded before the bias is added, as by other kernels.
-__device__ __forceinline__ void store_finished(const Fp8BArguments& args, const Fp8BColumns& columns, float4 v, int row,
-                                               int col, int num_inside) {
-  v = make_float4(
-      __fmul_rn(v.x, columns.factors[0]) + columns.bias[0], __fmul_rn(v.y, columns.factors[1]) + columns.bias[1],
-      __fmul_rn(v.z, columns.factors[2]) + columns.bias[2], __fmul_rn(v.w, columns.factors[3]) + columns.bias[3]);
-  if (args.activation != Activation::none) {
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) v = make_float4(v.y, v.z, v.w, gpu::activated<float>(args.activation, v.x));
-  }
-  store_four(args.c, args.dtype_c, row * args.ldc + col, v, num_inside, args.stores_vectors);
-}
-
 // A warp's 16 rows of the weight, from `row` on, by all of the tile's rows of A, from the sums to C, or to the chunks'.
 // `strip`: the warp's.
 template <class Cfg>
@@ -336,9 +283,9 @@ __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BAr
                                            int row, float* strip) {
   constexpr int kRows = Cfg::kStripRows, kPitch = Cfg::kStripPitch, kOfTurn = kRows / 2;
   const int lane = threadIdx.x % 32, first = row + lane % 4 * 4;
-  const int num_inside = min(args.n, at.row + args.tile_rows) - first;
+  const int num_inside = min(args.result.n, at.row + args.tile_rows) - first;
   const int end_row = min(args.m, at.col + args.tile_cols);
-  const Fp8BColumns columns(args, first, num_inside);
+  const Fp8BColumns columns(args.result, first, num_inside);
 #pragma unroll 1
   for (int turn = 0; turn < Cfg::kBlockN / kRows; ++turn) {
 #pragma unroll
@@ -350,14 +297,14 @@ __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BAr
       const int own_row = at.col + turn * kRows + own;
       if (own_row >= end_row || num_inside <= 0) break;
       const float4 v = *reinterpret_cast<const float4*>(strip + own * kPitch + lane % 4 * 4);
-      if (args.num_splits == 1)
-        store_finished(args, columns, v, own_row, first, num_inside);
+      if (args.partial)
+        *reinterpret_cast<float4*>(args.partial + (int64_t(at.chunk) * args.m + own_row) * args.ld_partial + first) = v;
       else
-        store_four(args.c, DType::f32, (int64_t(at.chunk) * args.m + own_row) * args.ldc + first, v, num_inside,
-                   args.stores_vectors);
+        store_finished(args.result, columns, v, own_row, first, num_inside);
     }
     __syncwarp();  // what others wrote is read
-                   // All accumulators take their turn at the same places.
+
+    // All accumulators take their turn at the same places.
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc - kOfTurn; ++i) acc[i] = acc[i + kOfTurn];
   }
@@ -381,9 +328,9 @@ __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc],
   }
   cluster_sync();
   const int quad = threadIdx.x % kQuads, col = at.row + quad * 4;
-  const int num_inside = min(args.n, at.row + args.tile_rows) - col;
+  const int num_inside = min(args.result.n, at.row + args.tile_rows) - col;
   const int end_row = min(args.m - at.col, args.tile_cols);
-  const Fp8BColumns columns(args, col, num_inside);
+  const Fp8BColumns columns(args.result, col, num_inside);
 #pragma unroll 1
   for (int row = threadIdx.x / kQuads + at.chunk * (kThreads / kQuads); row < end_row && num_inside > 0;
        row += args.num_splits * (kThreads / kQuads)) {
@@ -393,12 +340,7 @@ __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc],
       if (i < args.num_splits)
         sums[i] = load_shared_cluster_vector(map_shared_cluster(shared.stages + row * kPitch + quad * 16, i));
     }
-    float4 v = sums[0];
-#pragma unroll
-    for (int i = 1; i < kFp8BMostChunks; ++i) {
-      if (i < args.num_splits) v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
-    }
-    store_finished(args, columns, v, at.col + row, col, num_inside);
+    store_finished(args.result, columns, sum_of(sums, args.num_splits), at.col + row, col, num_inside);
   }
   cluster_sync();  // others have read this block's sums
 }
@@ -450,7 +392,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 #pragma unroll 1
     for (int tile = tiles.first; tile < args.num_tiles; tile += tiles.step) {
       const Fp8BPlace at(args, tile);
-      const bool has_rows = consumer * 64 < min(args.tile_rows, args.n - at.row);
+      const bool has_rows = consumer * 64 < min(args.tile_rows, args.result.n - at.row);
       if (has_rows)
         sums.multiply(at.num_stages, args.chunk_stages);
       else
@@ -479,15 +421,9 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.weight_policy = plan.tiles_cols == 1 ? CachePolicy::evict_first : CachePolicy::evict_normal;
   args.groups = TileGroups(plan.tiles_rows, plan.tiles_cols, plan.group);
   args.tiles_of_chunk = Divisor(plan.tiles_rows * plan.tiles_cols);
-  args.m = int(p.m), args.n = int(p.n);
-  args.dtype_c = p.dtype_c;
-  args.activation = p.activation;
-  args.scales = p.scale_b.data, args.stride_scales = p.scale_b.stride_row;
-  args.bias = p.bias, args.stride_bias = p.stride_bias_n;
-  args.c = task.partial ? task.partial : p.c;
-  args.ldc = task.partial ? p.n : p.stride_cm;
-  const int64_t vector = 4 * (task.partial ? 4 : size_of(p.dtype_c));
-  args.stores_vectors = reinterpret_cast<uintptr_t>(args.c) % uint64_t(vector) == 0 && args.ldc % 4 == 0;
+  args.m = int(p.m);
+  args.result = Fp8BResult(p);
+  args.partial = task.partial, args.ld_partial = ld_fp8_b_partial(p.n);
   CUtensorMap weight{}, few{};
   if (!encode_tensor_map(&weight, p.dtype_b, p.b, plan.weight, Cfg::kBlockK, plan.rows, Cfg::kPitch, false) ||
       !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BBoxK, plan.cols, 128, false))

@@ -26,7 +26,7 @@ inline constexpr Fp8BTile kFp8BTiles[] = {
 inline constexpr int kNumFp8BTiles = int(sizeof(kFp8BTiles) / sizeof(Fp8BTile));
 inline constexpr int kFp8BBoxK = 64;  // elements of k in a box of A's rows
 
-inline constexpr int kFp8BMostChunks = 8;  // that blocks of a cluster share
+inline constexpr int kFp8BMostChunks = 8;  // side by side
 
 // Whether a thread has the registers for a total beside the sums of a chunk.
 constexpr bool sums_chunks(const Fp8BTile& tile) { return tile.block_n <= (tile.consumers == 2 ? 160 : 64); }
@@ -56,9 +56,9 @@ inline bool describe_along_k(const OperandView& operand, TensorMapView& view) {
 }
 
 // So many clusters run at the same time. Those of more than two blocks leave some multiprocessors idle, as not every
-// GPC has a multiple of as many.
+// GPC has a multiple of as many (an H200 runs 30 of four and 15 of eight).
 constexpr int64_t fp8_b_clusters(int64_t blocks, int num_sms) {
-  return max_of(blocks <= 2 ? num_sms / blocks : num_sms * (16 / blocks * 8 - 1) / 132, 1);
+  return max_of(blocks <= 2 ? num_sms / blocks : num_sms * (16 / blocks * 8 - (blocks <= 4 ? 2 : 1)) / 132, 1);
 }
 
 // Microseconds of one launch by a simple model: rounds of tiles, each of which takes as long as the slowest of four for
@@ -82,7 +82,7 @@ inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const
   const double m = double(p.m), n = double(p.n), k = double(p.k);
   const double memory = (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate;
   return c.start + std::max(tiles, memory) + c.overlap * std::min(tiles, memory) +
-         (plan.split == Fp8BSplit::by_kernel ? c.split + double(chunks) * m * n / c.sums : 0);
+         (plan.split == Fp8BSplit::by_kernel ? c.split + m * n / c.sums : 0);
 }
 
 // Tiles of `rows` and `cols`.
@@ -107,13 +107,11 @@ inline void for_each_fp8_b_plan(const Fp8BCosts& costs, const FoldedProblem& pro
     const int64_t block_m = 64 * tile.consumers, tiles_cols = ceil_div(p.m, tile.block_n);
     const int64_t cols = ceil_div(p.m, tiles_cols);
     for (const Fp8BSplit split : {Fp8BSplit::none, Fp8BSplit::by_kernel, Fp8BSplit::by_cluster}) {
-      if (split == Fp8BSplit::none
-              ? chunks > 1 && !sums_chunks(tile)
-              : chunks == 1 || (split == Fp8BSplit::by_kernel ? partial_bytes > double(kMaxPartialBytes)
-                                                              : chunks > kFp8BMostChunks))
-        continue;
+      const bool is_split = split != Fp8BSplit::none;
+      if (is_split ? chunks == 1 || chunks > kFp8BMostChunks : chunks > 1 && !sums_chunks(tile)) continue;
+      if (split == Fp8BSplit::by_kernel && partial_bytes > double(kMaxPartialBytes)) continue;
       plan.split = split;
-      const int64_t splits = split == Fp8BSplit::none ? 1 : chunks;
+      const int64_t splits = is_split ? chunks : 1;
       const int64_t at_once = split == Fp8BSplit::by_cluster ? fp8_b_clusters(chunks, num_sms) : num_sms;
       const int64_t outer = tiles_cols * (split == Fp8BSplit::by_kernel ? chunks : 1);
       const int64_t rounds = ceil_div(ceil_div(p.n, block_m) * outer, at_once);
