@@ -45,10 +45,10 @@ inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
 
 // Beside a B of 8 bits that is widened on its way. Estimates: nobody has fitted them.
 struct Fp8BCosts {
-  Mma16Time chain = 0.2, widen = 0.1;      // of 64 of k: a consumer's chain of instructions; all of its instructions
-  Mma16Time product = 19.8e-6;             // for each element of the block tile
-  MemoryRate rate = 3.6e6, sums = 57e3;    // elements of C per us of the kernel that adds chunks' sums
-  Fixed copied = 65e3;                     // bytes per us that one multiprocessor copies
+  Mma16Time chain = 0.2, widen = 0.1;    // of 64 of k: a consumer's chain of instructions; all of its instructions
+  Mma16Time product = 19.8e-6;           // for each element of the block tile
+  MemoryRate rate = 3.6e6, sums = 57e3;  // elements of C per us of the kernel that adds chunks' sums
+  Fixed copied = 65e3;                   // bytes per us that one multiprocessor copies
   Fixed start = 6.5, tile = 1, element = 6e-5, chunk = 0.2, overlap = 0.1;
   Fixed split = 2, shared_tile = 2;  // sums by a kernel, in a cluster
 };
