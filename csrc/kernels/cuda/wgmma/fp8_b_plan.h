@@ -77,30 +77,30 @@ constexpr int64_t fp8_b_clusters(int64_t blocks, int num_sms) {
   return max_of(blocks <= 2 ? num_sms / blocks : num_sms * (16 / blocks * 8 - (blocks <= 4 ? 2 : 1)) / 132, 1);
 }
 
-// Microseconds of one launch by a simple model: rounds of tiles, each of which takes as long as the slowest of four for
-// a k tile: a consumer's chain of instructions; the instructions of all consumers, which widen; the matrix unit; the
-// copies of one multiprocessor. Or as long as memory takes.
+// Microseconds of one launch by a simple model: rounds of tiles, whose k tiles take as long as a consumer's chain of
+// instructions or as all consumers' widening and multiplication; memory; what tiles copy from the second-level cache.
 inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const GemmProblem& p, int64_t chunk_k,
                                  int num_sms) {
   const Fp8BTile& tile = kFp8BTiles[plan.tile];
-  const double busy = double(ceil_div(min_of(plan.rows, p.n), 64));  // consumers
-  const int64_t chunks = ceil_div(p.k, chunk_k);
-  const bool splits = plan.split != Fp8BSplit::none, shares = plan.split == Fp8BSplit::by_cluster;
-  const int64_t tile_k = splits ? min_of(chunk_k, p.k) : p.k;
-  const auto k_tiles = double(round_up(tile_k, tile.block_k) / kFp8BBoxK);
-  const double k_tile =
-      std::max(std::max<double>(c.chain, c.widen * busy),
-               std::max(c.product * 64 * busy * tile.block_n,
-                        kFp8BBoxK * double(plan.rows + (plan.shares_rows ? 1 : 2) * plan.cols) / c.copied));
-  const double sums = splits ? 0 : double(chunks - 1) * c.chunk;
-  const double one = k_tiles * k_tile + c.tile + c.element * 64 * tile.block_n + sums;
-  const int64_t at_once = shares ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;
-  const double tiles =
-      double(ceil_div(plan.num_tiles << int(plan.shares_rows), at_once)) * (one + (shares ? c.shared_tile.value : 0));
   const double m = double(p.m), n = double(p.n), k = double(p.k);
-  const double memory = (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate;
-  return c.start + std::max(tiles, memory) + c.overlap * std::min(tiles, memory) +
-         (plan.split == Fp8BSplit::by_kernel ? c.split + m * n / c.sums : 0);
+  const double consumers = double(ceil_div(min_of(plan.rows, p.n), 64));
+  const int64_t chunks = ceil_div(p.k, chunk_k);
+  const bool is_split = plan.split != Fp8BSplit::none, is_shared = plan.split == Fp8BSplit::by_cluster;
+  const int64_t tile_k = is_split ? min_of(chunk_k, p.k) : p.k;
+  const double k_tile =
+      std::max(c.chain + c.chain_column * tile.block_n, consumers * (c.widen + c.product * 64 * tile.block_n));
+  const double one = double(round_up(tile_k, tile.block_k) / kFp8BBoxK) * k_tile + c.tile +
+                     c.element * 64 * consumers * tile.block_n + (is_split ? 0 : double(chunks - 1) * c.chunk) +
+                     (is_shared ? c.shared_element * double(plan.rows) * plan.cols : 0);
+  const int64_t at_once = is_shared ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;
+  const double tiles = double(ceil_div(plan.num_tiles << int(plan.shares_rows), at_once)) * one;
+  const double busy = std::min(double(plan.num_tiles << int(plan.shares_rows)) / num_sms, 1.0);
+  const double memory =
+      (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate / (c.idle + (1 - c.idle) * busy);
+  const double cached = (n * k * plan.tiles_cols + 2 * m * k * plan.tiles_rows) / c.cached;
+  return c.start + overlapped(tiles, memory, cached) + (plan.shares_rows ? c.pair.value : 0) +
+         (is_shared ? c.shared_tile.value : 0) +
+         (plan.split == Fp8BSplit::by_kernel ? c.split + 8 * double(chunks) * m * n / c.sums : 0);
 }
 
 // Tiles of `rows` and `cols`, or pairs of them.
