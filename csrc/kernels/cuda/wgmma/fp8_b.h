@@ -19,13 +19,12 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/shared/epilogue.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/ring.h"
 #include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/shared/tile_groups.h"
+#include "kernels/cuda/wgmma/fp8_b_result.h"
 #include "kernels/cuda/wgmma/fp8_b_task.h"
-#include "platform/epilogue.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -71,25 +70,25 @@ struct Fp8BConfig {
   static_assert(kBlockN % kStripRows == 0 && kStripRows % 8 == 0);
 };
 
+// What blocks of a cluster have in common: nothing, each is alone; a tile, of which each has a chunk; or, two of them,
+// A's rows, of which each fetches half for both.
+enum class Fp8BShare { nothing, tile, rows };
+
 struct Fp8BArguments {
   int tile_rows, tile_cols;      // of a tile: rows of the weight, of A
   int num_stages, chunk_stages;  // of all k, of a chunk
   int num_splits;                // 1, or the number of chunks, each of which is a tile of its own
   int num_tiles;                 // of all chunks
   int stage_bytes;               // that arrive in a stage
+  int pairs;                     // 1 where blocks share A's rows: tiles and num_tiles count pairs of tiles
+  int half_cols;                 // and each fetches so many of them
   CachePolicy weight_policy;
   TileGroups groups;
   Divisor tiles_of_chunk;
-  int m, n;
-  bool stores_vectors;  // rows of C begin with whole vectors of four
-  DType dtype_c;
-  Activation activation;
-  const float* scales;
-  int64_t stride_scales;
-  const void* bias;
-  int64_t stride_bias;
-  void* c;  // or, where chunks are split, their sums
-  int64_t ldc;
+  int m;
+  Fp8BResult result;
+  float* partial;  // where a second kernel adds chunks: their sums
+  int64_t ld_partial;
 };
 
 struct Fp8BPlace {
@@ -100,24 +99,27 @@ struct Fp8BPlace {
   __device__ __forceinline__ Fp8BPlace(const Fp8BArguments& args, int idx) {
     chunk = args.num_splits > 1 ? args.tiles_of_chunk.quotient(idx) : 0;
     const TileGroups::Tile tile = args.groups.tile(idx - chunk * args.tiles_of_chunk.value);
-    row = tile.row * args.tile_rows, col = tile.col * args.tile_cols;
+    row = ((tile.row << args.pairs) + (int(blockIdx.x) & args.pairs)) * args.tile_rows;
+    col = tile.col * args.tile_cols;
     first_stage = chunk * args.chunk_stages;
     num_stages = args.num_splits > 1 ? min(args.num_stages - first_stage, args.chunk_stages) : args.num_stages;
   }
 };
 
-// Shared memory of a block, as addresses; the last two: barriers, one per stage.
+// Shared memory of a block, as addresses; `full` and `empty`: barriers, one per stage. `releases`: where this thread
+// tells that a stage is free, in this block or in the one that shares A's rows; 0: nowhere.
 struct Fp8BShared {
-  uint32_t stages, full, empty;
+  uint32_t stages, full, empty, releases;
 };
 
-// The tiles of a block: every num_blocks-th; one where blocks of a cluster share it, each of which has a chunk.
-template <bool SHARES>
+// The tiles of a block: every num_blocks-th, or the only one of its cluster.
+template <Fp8BShare SHARE>
 struct Fp8BTiles {
   int first, step;
 
-  __device__ __forceinline__ explicit Fp8BTiles(const Fp8BArguments& args) : first(blockIdx.x), step(gridDim.x) {
-    if (!SHARES) return;
+  __device__ __forceinline__ explicit Fp8BTiles(const Fp8BArguments& args)
+      : first(int(blockIdx.x) >> args.pairs), step(int(gridDim.x) >> args.pairs) {
+    if (SHARE != Fp8BShare::tile) return;
     const int tile = first / args.num_splits, chunk = first - tile * args.num_splits;
     first = chunk * args.tiles_of_chunk.value + tile;
     step = args.num_tiles;
@@ -125,12 +127,12 @@ struct Fp8BTiles {
 };
 
 // The copies of all stages of a block's tiles, by one thread.
-template <class Cfg, bool SHARES>
+template <class Cfg, Fp8BShare SHARE>
 struct Fp8BProducer {
   const CUtensorMap *weight, *few;
   const Fp8BArguments& args;
   const Fp8BShared& shared;
-  Fp8BTiles<SHARES> tiles{args};
+  Fp8BTiles<SHARE> tiles{args};
   Ring<Cfg::kNumStages> ring{};
   int tile = tiles.first, stage = 0;  // of the tile
   Fp8BPlace at{args, tile};
@@ -144,9 +146,17 @@ struct Fp8BProducer {
     const int k = (at.first_stage + stage) * Cfg::kBlockK;
     cp_async_bulk_tensor_3d(smem, weight, k, at.row, 0, barrier, args.weight_policy);
 #pragma unroll
-    for (int box = 0; box < Cfg::kBoxes; ++box)
-      cp_async_bulk_tensor_3d(smem + Cfg::kWeightBytes + box * Cfg::kBoxBytes, few, k + box * kFp8BBoxK, at.col, 0,
-                              barrier, CachePolicy::evict_normal);
+    for (int box = 0; box < Cfg::kBoxes; ++box) {
+      const uint32_t to = smem + Cfg::kWeightBytes + box * Cfg::kBoxBytes;
+      const int box_k = k + box * kFp8BBoxK;
+      if constexpr (SHARE == Fp8BShare::rows) {
+        const int skipped = int(blockIdx.x) % 2 * args.half_cols;
+        cp_async_bulk_tensor_3d_to_blocks(to + skipped * 128, few, box_k, at.col + skipped, 0, barrier, 3,
+                                          CachePolicy::evict_normal);
+      } else {
+        cp_async_bulk_tensor_3d(to, few, box_k, at.col, 0, barrier, CachePolicy::evict_normal);
+      }
+    }
     advance();
   }
   __device__ __forceinline__ void advance() {
@@ -162,20 +172,20 @@ struct Fp8BProducer {
 #pragma unroll 1
     for (int i = 0; i < Cfg::kNumStages && has_next(); ++i) load_next();
   }
-  // Once the ring is filled.
-  __device__ __forceinline__ void load_rest() {
+  __device__ __forceinline__ void load_all(bool is_ring_filled) {
 #pragma unroll 1
-    for (int i = 0; i < Cfg::kNumStages && has_next(); ++i) advance();
+    for (int i = 0; is_ring_filled && i < Cfg::kNumStages && has_next(); ++i) advance();
     while (has_next()) load_next();
   }
 };
 
-// A consumer's sums of a tile; HAS_CHUNKS: of several chunks perhaps.
+// A consumer's sums of a tile.
 //
 // A matrix instruction takes 16 of k. The matrix unit holds up a warp whose next one waits for registers to be read, so
 // between two of them a thread widens what the one after next takes, and loads what will be widened then.
-template <class Cfg, bool HAS_CHUNKS>
+template <class Cfg, Fp8BShare SHARE>
 struct Fp8BSums {
+  static constexpr bool kSumsChunks = Cfg::kSumsChunks && SHARE != Fp8BShare::tile;
   static constexpr int kSteps = Cfg::kBlockK / 16;                       // of a stage
   static constexpr int kSlots = 4, kWidenedAhead = 2, kLoadedAhead = 4;  // kept, in steps
   static_assert(kSteps % kSlots == 0 && kLoadedAhead <= kSteps, "slots are known to the compiler");
@@ -185,7 +195,7 @@ struct Fp8BSums {
   uint32_t bytes_of_row;  // in the first stage: where the thread's first row lies
   uint32_t first_few;     // in the first stage, as matrix_address has it
   float acc[Cfg::kAcc];
-  float total[HAS_CHUNKS ? Cfg::kAcc : 1];          // of the chunks
+  float total[kSumsChunks ? Cfg::kAcc : 1];         // of the chunks
   uint32_t pairs[kSlots][4], fragments[kSlots][4];  // of a step: numbers of 8 bits, and as the matrix unit takes them
 
   // A warp's loads meet in no bank: the swizzle gives its eight rows different packets.
@@ -204,7 +214,11 @@ struct Fp8BSums {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
   }
   __device__ __forceinline__ void release(int stage) const {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+    if (!shared.releases) return;
+    if constexpr (SHARE == Fp8BShare::rows)
+      mbarrier_arrive_cluster(shared.releases + stage * 8);
+    else
+      mbarrier_arrive(shared.releases + stage * 8);
   }
 
   // Whoever has no rows of a tile frees its stages.
@@ -246,7 +260,7 @@ struct Fp8BSums {
   // The sums over the next stages of the ring, to `acc`.
   __device__ __forceinline__ void multiply(int num_stages, int chunk_stages) {
     forget_registers(acc);
-    if constexpr (HAS_CHUNKS) {
+    if constexpr (kSumsChunks) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
     }
@@ -262,7 +276,7 @@ struct Fp8BSums {
       multiply_stage<true>(of_chunk == 0, previous);
       previous = stage;
       ++of_chunk;
-      if constexpr (HAS_CHUNKS) {
+      if constexpr (kSumsChunks) {
         if (of_chunk == chunk_stages) {
           wgmma_wait_group<0>();
           fence_registers(acc);
@@ -276,58 +290,12 @@ struct Fp8BSums {
     wgmma_wait_group<0>();
     fence_registers(acc);
     release(last);
-    if constexpr (HAS_CHUNKS) {
+    if constexpr (kSumsChunks) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += total[i];
     }
   }
 };
-
-// Four neighbours of a row of C or of sums, of which the first num_inside are inside.
-__device__ __forceinline__ void store_four(void* c, DType dtype, int64_t idx, float4 v, int num_inside,
-                                           bool is_vector) {
-  if (is_vector && num_inside >= 4) {
-    if (dtype == DType::f32)
-      *reinterpret_cast<float4*>(static_cast<float*>(c) + idx) = v;
-    else
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(c) + idx) =
-          dtype == DType::f16 ? make_uint2(pack_pair<__half>(v.x, v.y), pack_pair<__half>(v.z, v.w))
-                              : make_uint2(pack_pair<__nv_bfloat16>(v.x, v.y), pack_pair<__nv_bfloat16>(v.z, v.w));
-    return;
-  }
-#pragma unroll 1
-  for (int i = 0; i < num_inside && i < 4; ++i) {
-    gpu::store_any(c, dtype, idx + i, v.x);
-    v = make_float4(v.y, v.z, v.w, v.x);
-  }
-}
-
-// The factors and the bias of four of C's columns, of which the first num_inside are.
-struct Fp8BColumns {
-  float factors[4], bias[4];
-
-  __device__ __forceinline__ Fp8BColumns(const Fp8BArguments& args, int col, int num_inside) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      factors[i] = i < num_inside ? __ldg(args.scales + (col + i) * args.stride_scales) : 0;
-      bias[i] = args.bias && i < num_inside ? gpu::load_any(args.bias, args.dtype_c, (col + i) * args.stride_bias)
-                                            : -0.0f;  // adds nothing
-    }
-  }
-};
-
-// What is rounded of four sums, to C. The scaled sum is rounded before the bias is added, as by other kernels.
-__device__ __forceinline__ void store_finished(const Fp8BArguments& args, const Fp8BColumns& columns, float4 v, int row,
-                                               int col, int num_inside) {
-  v = make_float4(
-      __fmul_rn(v.x, columns.factors[0]) + columns.bias[0], __fmul_rn(v.y, columns.factors[1]) + columns.bias[1],
-      __fmul_rn(v.z, columns.factors[2]) + columns.bias[2], __fmul_rn(v.w, columns.factors[3]) + columns.bias[3]);
-  if (args.activation != Activation::none) {
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) v = make_float4(v.y, v.z, v.w, gpu::activated<float>(args.activation, v.x));
-  }
-  store_four(args.c, args.dtype_c, row * args.ldc + col, v, num_inside, args.stores_vectors);
-}
 
 // A warp's 16 rows of the weight, from `row` on, by all of the tile's rows of A, from the sums to C, or to the chunks'.
 // `strip`: the warp's.
@@ -336,9 +304,9 @@ __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BAr
                                            int row, float* strip) {
   constexpr int kRows = Cfg::kStripRows, kPitch = Cfg::kStripPitch, kOfTurn = kRows / 2;
   const int lane = threadIdx.x % 32, first = row + lane % 4 * 4;
-  const int num_inside = min(args.n, at.row + args.tile_rows) - first;
+  const int num_inside = min(args.result.n, at.row + args.tile_rows) - first;
   const int end_row = min(args.m, at.col + args.tile_cols);
-  const Fp8BColumns columns(args, first, num_inside);
+  const Fp8BColumns columns(args.result, first, num_inside);
 #pragma unroll 1
   for (int turn = 0; turn < Cfg::kBlockN / kRows; ++turn) {
 #pragma unroll
@@ -350,14 +318,14 @@ __device__ __forceinline__ void store_sums(float (&acc)[Cfg::kAcc], const Fp8BAr
       const int own_row = at.col + turn * kRows + own;
       if (own_row >= end_row || num_inside <= 0) break;
       const float4 v = *reinterpret_cast<const float4*>(strip + own * kPitch + lane % 4 * 4);
-      if (args.num_splits == 1)
-        store_finished(args, columns, v, own_row, first, num_inside);
+      if (args.partial)
+        *reinterpret_cast<float4*>(args.partial + (int64_t(at.chunk) * args.m + own_row) * args.ld_partial + first) = v;
       else
-        store_four(args.c, DType::f32, (int64_t(at.chunk) * args.m + own_row) * args.ldc + first, v, num_inside,
-                   args.stores_vectors);
+        store_finished(args.result, columns, v, own_row, first, num_inside);
     }
     __syncwarp();  // what others wrote is read
-                   // All accumulators take their turn at the same places.
+
+    // All accumulators take their turn at the same places.
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc - kOfTurn; ++i) acc[i] = acc[i + kOfTurn];
   }
@@ -381,9 +349,9 @@ __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc],
   }
   cluster_sync();
   const int quad = threadIdx.x % kQuads, col = at.row + quad * 4;
-  const int num_inside = min(args.n, at.row + args.tile_rows) - col;
+  const int num_inside = min(args.result.n, at.row + args.tile_rows) - col;
   const int end_row = min(args.m - at.col, args.tile_cols);
-  const Fp8BColumns columns(args, col, num_inside);
+  const Fp8BColumns columns(args.result, col, num_inside);
 #pragma unroll 1
   for (int row = threadIdx.x / kQuads + at.chunk * (kThreads / kQuads); row < end_row && num_inside > 0;
        row += args.num_splits * (kThreads / kQuads)) {
@@ -393,17 +361,12 @@ __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc],
       if (i < args.num_splits)
         sums[i] = load_shared_cluster_vector(map_shared_cluster(shared.stages + row * kPitch + quad * 16, i));
     }
-    float4 v = sums[0];
-#pragma unroll
-    for (int i = 1; i < kFp8BMostChunks; ++i) {
-      if (i < args.num_splits) v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
-    }
-    store_finished(args, columns, v, at.col + row, col, num_inside);
+    store_finished(args.result, columns, sum_of(sums, args.num_splits), at.col + row, col, num_inside);
   }
   cluster_sync();  // others have read this block's sums
 }
 
-template <class Cfg, bool SHARES>
+template <class Cfg, Fp8BShare SHARE>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_fp8_b_kernel(const __grid_constant__ CUtensorMap map_weight, const __grid_constant__ CUtensorMap map_few,
                        const __grid_constant__ Fp8BArguments args) {
@@ -415,7 +378,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.full = smem_address(strips) + Cfg::kStripsBytes;
   shared.empty = shared.full + Cfg::kNumStages * 8;
-  const int warp = threadIdx.x / 32;
+  constexpr bool kSharesRows = SHARE == Fp8BShare::rows;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool is_producer = warp == Cfg::kConsumers * 4 && elect_sync();
   if (is_producer) {
     prefetch_tensormap(&map_weight);
@@ -423,49 +387,58 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 #pragma unroll
     for (int stage = 0; stage < Cfg::kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      // One arrival per consumer warp of the blocks that the stage's copies are for.
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (kSharesRows ? 2 : 1));
     }
     fence_mbarrier_init();
-    Fp8BProducer<Cfg, SHARES>{&map_weight, &map_few, args, shared}.fill_ring();
+    if (!kSharesRows) Fp8BProducer<Cfg, SHARE>{&map_weight, &map_few, args, shared}.fill_ring();
   }
-  __syncthreads();
+  if constexpr (kSharesRows) {
+    shared.releases = lane < 2 ? map_shared_cluster(shared.empty, lane) : 0;
+    cluster_sync();  // the other block's barriers are initialised as well
+  } else {
+    shared.releases = lane == 0 ? shared.empty : 0;
+    __syncthreads();
+  }
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   if (warp >= Cfg::kConsumers * 4) {
     setmaxnreg_dec<Cfg::kProducerRegisters>();
-    if (is_producer) Fp8BProducer<Cfg, SHARES>{&map_weight, &map_few, args, shared}.load_rest();
+    if (is_producer) Fp8BProducer<Cfg, SHARE>{&map_weight, &map_few, args, shared}.load_all(!kSharesRows);
   } else {
     setmaxnreg_inc<Cfg::kConsumerRegisters>();
     const int consumer = warp / 4, first = consumer * 64 + warp % 4 * 16;  // the warp's first row of a tile
     const int own_row = first + threadIdx.x % 32 / 4;
     Ring<Cfg::kNumStages> ring;
-    Fp8BSums<Cfg, Cfg::kSumsChunks && !SHARES> sums{shared, ring};
+    Fp8BSums<Cfg, SHARE> sums{shared, ring};
     // The packet that the swizzle gives the first 16 of k is xored with others' numbers.
     sums.bytes_of_row = shared.stages + own_row * Cfg::kPitch +
                         ((own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4) + threadIdx.x % 4 * 2;
     sums.first_few = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kWeightBytes), 0);
     float* strip = reinterpret_cast<float*>(strips + warp * Cfg::kStripBytes);
-    const Fp8BTiles<SHARES> tiles(args);
+    const Fp8BTiles<SHARE> tiles(args);
 #pragma unroll 1
     for (int tile = tiles.first; tile < args.num_tiles; tile += tiles.step) {
       const Fp8BPlace at(args, tile);
-      const bool has_rows = consumer * 64 < min(args.tile_rows, args.n - at.row);
+      const bool has_rows = consumer * 64 < min(args.tile_rows, args.result.n - at.row);
       if (has_rows)
         sums.multiply(at.num_stages, args.chunk_stages);
       else
         sums.skip(at.num_stages);
-      if constexpr (SHARES)
+      if constexpr (SHARE == Fp8BShare::tile)
         store_shared_sums<Cfg>(sums.acc, has_rows, args, shared, at, first);
       else if (has_rows)
         store_sums<Cfg>(sums.acc, args, at, at.row + first, strip);
     }
   }
+  // Shared memory outlives the other block's copies to it and arrivals at its barriers.
+  if constexpr (kSharesRows) cluster_sync();
 }
 
 // ---- host ----
 
-template <class Cfg, bool SHARES>
+template <class Cfg, Fp8BShare SHARE>
 const char* launch_fp8_b_config(const Fp8BTask& task) {
   const GemmProblem& p = task.problem.gemm;
   const Fp8BPlan& plan = task.plan;
@@ -475,26 +448,24 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.chunk_stages = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = plan.split != Fp8BSplit::none ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = plan.num_tiles;
-  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kBoxes * plan.cols * 128;
+  args.pairs = plan.shares_rows;
+  // Parts of a box begin where the pattern of the swizzle does.
+  args.half_cols = int(round_up(ceil_div(plan.cols, 2), 8));
+  const int box_cols = plan.shares_rows ? args.half_cols : plan.cols;
+  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kBoxes * box_cols * (1 + args.pairs) * 128;
   args.weight_policy = plan.tiles_cols == 1 ? CachePolicy::evict_first : CachePolicy::evict_normal;
   args.groups = TileGroups(plan.tiles_rows, plan.tiles_cols, plan.group);
   args.tiles_of_chunk = Divisor(plan.tiles_rows * plan.tiles_cols);
-  args.m = int(p.m), args.n = int(p.n);
-  args.dtype_c = p.dtype_c;
-  args.activation = p.activation;
-  args.scales = p.scale_b.data, args.stride_scales = p.scale_b.stride_row;
-  args.bias = p.bias, args.stride_bias = p.stride_bias_n;
-  args.c = task.partial ? task.partial : p.c;
-  args.ldc = task.partial ? p.n : p.stride_cm;
-  const int64_t vector = 4 * (task.partial ? 4 : size_of(p.dtype_c));
-  args.stores_vectors = reinterpret_cast<uintptr_t>(args.c) % uint64_t(vector) == 0 && args.ldc % 4 == 0;
+  args.m = int(p.m);
+  args.result = Fp8BResult(p);
+  args.partial = task.partial, args.ld_partial = ld_fp8_b_partial(p.n);
   CUtensorMap weight{}, few{};
   if (!encode_tensor_map(&weight, p.dtype_b, p.b, plan.weight, Cfg::kBlockK, plan.rows, Cfg::kPitch, false) ||
-      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BBoxK, plan.cols, 128, false))
+      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BBoxK, box_cols, 128, false))
     return "the driver refuses a tensor map";
-  const auto cluster = unsigned(SHARES ? args.num_splits : 1);
-  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARES>>(
-      dim3(cluster), dim3(unsigned(plan.num_blocks)), Cfg::kThreads, Cfg::kSmem, task.stream, weight, few, args);
+  const auto cluster = unsigned(SHARE == Fp8BShare::tile ? args.num_splits : SHARE == Fp8BShare::rows ? 2 : 1);
+  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARE>>(dim3(cluster), dim3(unsigned(plan.num_blocks)),
+                                                             Cfg::kThreads, Cfg::kSmem, task.stream, weight, few, args);
 }
 
 }  // namespace
@@ -505,8 +476,11 @@ const char* launch_fp8_b_instance(const Fp8BTask& task) {
   using T = std::conditional_t<kOwn.dtype == DType::f16, __half, __nv_bfloat16>;
   return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
     using Cfg = Fp8BConfig<T, decltype(number)::value>;
-    return task.plan.split == Fp8BSplit::by_cluster ? launch_fp8_b_config<Cfg, true>(task)
-                                                    : launch_fp8_b_config<Cfg, false>(task);
+    if (task.plan.split == Fp8BSplit::by_cluster) return launch_fp8_b_config<Cfg, Fp8BShare::tile>(task);
+    if constexpr (may_share_rows(Cfg::kTile)) {
+      if (task.plan.shares_rows) return launch_fp8_b_config<Cfg, Fp8BShare::rows>(task);
+    }
+    return launch_fp8_b_config<Cfg, Fp8BShare::nothing>(task);
   });
 }
 

@@ -26,22 +26,38 @@ inline constexpr Fp8BTile kFp8BTiles[] = {
 inline constexpr int kNumFp8BTiles = int(sizeof(kFp8BTiles) / sizeof(Fp8BTile));
 inline constexpr int kFp8BBoxK = 64;  // elements of k in a box of A's rows
 
-inline constexpr int kFp8BMostChunks = 8;  // that blocks of a cluster share
+inline constexpr int kFp8BMostChunks = 8;  // side by side
 
 // Whether a thread has the registers for a total beside the sums of a chunk.
 constexpr bool sums_chunks(const Fp8BTile& tile) { return tile.block_n <= (tile.consumers == 2 ? 160 : 64); }
 
+// Whether there is a kernel of this tile in which pairs of blocks fetch A's rows for each other: of many rows, which
+// cost the second-level cache more than the weight.
+constexpr bool may_share_rows(const Fp8BTile& tile) { return tile.block_n >= 32; }
+
 // Chunks of k: one after the other by one block; each a tile of its own, whose sums a second kernel adds; or each for a
 // block of a cluster, which exchange their sums.
 enum class Fp8BSplit : int32_t { none, by_kernel, by_cluster };
+
+// The ways to share out tiles.
+struct Fp8BWay {
+  Fp8BSplit split;
+  bool shares_rows;  // pairs of blocks fetch A's rows for each other; tiles are in pairs, too
+};
+inline constexpr Fp8BWay kFp8BWays[] = {{Fp8BSplit::none, false},
+                                        {Fp8BSplit::none, true},
+                                        {Fp8BSplit::by_kernel, false},
+                                        {Fp8BSplit::by_kernel, true},
+                                        {Fp8BSplit::by_cluster, false}};
 
 // How wgmma_fp8_b computes a problem. Tiles begin every `rows` of the weight and every `cols` rows of A, as many as a
 // tile has or fewer: so all multiprocessors have about the same to do.
 struct Fp8BPlan {
   int tile, rows, cols;
   Fp8BSplit split;
-  int tiles_rows, tiles_cols, num_tiles;  // num_tiles: of all chunks
-  int num_blocks;                         // each of which has every num_blocks-th tile
+  bool shares_rows;                       // as of a way
+  int tiles_rows, tiles_cols, num_tiles;  // or pairs of tiles; num_tiles: of all chunks
+  int num_blocks;                         // that take tiles in turn
   int group;                              // rows of tiles that are computed together
   TensorMapView weight, few;              // of the caller's B and A
 };
@@ -56,39 +72,41 @@ inline bool describe_along_k(const OperandView& operand, TensorMapView& view) {
 }
 
 // So many clusters run at the same time. Those of more than two blocks leave some multiprocessors idle, as not every
-// GPC has a multiple of as many.
+// GPC has a multiple of as many (an H200 runs 30 of four and 15 of eight).
 constexpr int64_t fp8_b_clusters(int64_t blocks, int num_sms) {
-  return max_of(blocks <= 2 ? num_sms / blocks : num_sms * (16 / blocks * 8 - 1) / 132, 1);
+  return max_of(blocks <= 2 ? num_sms / blocks : num_sms * (16 / blocks * 8 - (blocks <= 4 ? 2 : 1)) / 132, 1);
 }
 
-// Microseconds of one launch by a simple model: rounds of tiles, each of which takes as long as the slowest of four for
-// a k tile: a consumer's chain of instructions; the instructions of all consumers, which widen; the matrix unit; the
-// copies of one multiprocessor. Or as long as memory takes.
+// Microseconds of one launch by a simple model: rounds of tiles, whose k tiles take as long as a consumer's chain of
+// instructions or as all consumers' widening and multiplication; memory; what tiles copy from the second-level cache.
 inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const GemmProblem& p, int64_t chunk_k,
                                  int num_sms) {
   const Fp8BTile& tile = kFp8BTiles[plan.tile];
-  const double busy = double(ceil_div(min_of(plan.rows, p.n), 64));  // consumers
-  const int64_t chunks = ceil_div(p.k, chunk_k);
-  const bool splits = plan.split != Fp8BSplit::none, shares = plan.split == Fp8BSplit::by_cluster;
-  const int64_t tile_k = splits ? min_of(chunk_k, p.k) : p.k;
-  const auto k_tiles = double(round_up(tile_k, tile.block_k) / kFp8BBoxK);
-  const double k_tile = std::max(
-      std::max<double>(c.chain, c.widen * busy),
-      std::max(c.product * 64 * busy * tile.block_n, kFp8BBoxK * double(plan.rows + 2 * plan.cols) / c.copied));
-  const double sums = splits ? 0 : double(chunks - 1) * c.chunk;
-  const double one = k_tiles * k_tile + c.tile + c.element * 64 * tile.block_n + sums;
-  const int64_t at_once = shares ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;
-  const double tiles = double(ceil_div(plan.num_tiles, at_once)) * (one + (shares ? c.shared_tile.value : 0));
   const double m = double(p.m), n = double(p.n), k = double(p.k);
-  const double memory = (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate;
-  return c.start + std::max(tiles, memory) + c.overlap * std::min(tiles, memory) +
-         (plan.split == Fp8BSplit::by_kernel ? c.split + double(chunks) * m * n / c.sums : 0);
+  const double consumers = double(ceil_div(min_of(plan.rows, p.n), 64));
+  const int64_t chunks = ceil_div(p.k, chunk_k);
+  const bool is_split = plan.split != Fp8BSplit::none, is_shared = plan.split == Fp8BSplit::by_cluster;
+  const int64_t tile_k = is_split ? min_of(chunk_k, p.k) : p.k;
+  const double k_tile =
+      std::max(c.chain + c.chain_column * tile.block_n, consumers * (c.widen + c.product * 64 * tile.block_n));
+  const double one = double(round_up(tile_k, tile.block_k) / kFp8BBoxK) * k_tile + c.tile +
+                     c.element * 64 * consumers * tile.block_n + (is_split ? 0 : double(chunks - 1) * c.chunk) +
+                     (is_shared ? c.shared_element * double(plan.rows) * plan.cols : 0);
+  const int64_t at_once = is_shared ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;
+  const double tiles = double(ceil_div(plan.num_tiles << int(plan.shares_rows), at_once)) * one;
+  const double busy = std::min(double(plan.num_tiles << int(plan.shares_rows)) / num_sms, 1.0);
+  const double memory =
+      (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate / (c.idle + (1 - c.idle) * busy);
+  const double cached = (n * k * plan.tiles_cols + 2 * m * k * plan.tiles_rows) / c.cached;
+  return c.start + overlapped(tiles, memory, cached) + (plan.shares_rows ? c.pair.value : 0) +
+         (is_shared ? c.shared_tile.value : 0) +
+         (plan.split == Fp8BSplit::by_kernel ? c.split + 8 * double(chunks) * m * n / c.sums : 0);
 }
 
-// Tiles of `rows` and `cols`.
+// Tiles of `rows` and `cols`, or pairs of them.
 inline void set_tiles(Fp8BPlan& plan, const GemmProblem& p, int64_t rows, int64_t cols, int64_t splits) {
   plan.rows = int(rows), plan.cols = int(cols);
-  plan.tiles_rows = int(ceil_div(p.n, rows)), plan.tiles_cols = int(ceil_div(p.m, cols));
+  plan.tiles_rows = int(ceil_div(p.n, rows << int(plan.shares_rows))), plan.tiles_cols = int(ceil_div(p.m, cols));
   plan.num_tiles = int(plan.tiles_rows * plan.tiles_cols * splits);
 }
 
@@ -106,32 +124,35 @@ inline void for_each_fp8_b_plan(const Fp8BCosts& costs, const FoldedProblem& pro
     const Fp8BTile& tile = kFp8BTiles[plan.tile];
     const int64_t block_m = 64 * tile.consumers, tiles_cols = ceil_div(p.m, tile.block_n);
     const int64_t cols = ceil_div(p.m, tiles_cols);
-    for (const Fp8BSplit split : {Fp8BSplit::none, Fp8BSplit::by_kernel, Fp8BSplit::by_cluster}) {
-      if (split == Fp8BSplit::none
-              ? chunks > 1 && !sums_chunks(tile)
-              : chunks == 1 || (split == Fp8BSplit::by_kernel ? partial_bytes > double(kMaxPartialBytes)
-                                                              : chunks > kFp8BMostChunks))
-        continue;
-      plan.split = split;
-      const int64_t splits = split == Fp8BSplit::none ? 1 : chunks;
-      const int64_t at_once = split == Fp8BSplit::by_cluster ? fp8_b_clusters(chunks, num_sms) : num_sms;
-      const int64_t outer = tiles_cols * (split == Fp8BSplit::by_kernel ? chunks : 1);
-      const int64_t rounds = ceil_div(ceil_div(p.n, block_m) * outer, at_once);
+    for (const Fp8BWay& way : kFp8BWays) {
+      const bool is_split = way.split != Fp8BSplit::none;
+      if (is_split ? chunks == 1 || chunks > kFp8BMostChunks : chunks > 1 && !sums_chunks(tile)) continue;
+      if (way.split == Fp8BSplit::by_kernel && partial_bytes > double(kMaxPartialBytes)) continue;
+      if (way.shares_rows && (!may_share_rows(tile) || p.n <= block_m)) continue;
+      plan.split = way.split, plan.shares_rows = way.shares_rows;
+      // Tiles, or pairs of them.
+      const int64_t pair = way.shares_rows ? 2 : 1;
+      const int64_t at_once =
+          way.split == Fp8BSplit::by_cluster ? fp8_b_clusters(chunks, num_sms) : max_of(num_sms / pair, 1);
+      const int64_t outer = tiles_cols * (way.split == Fp8BSplit::by_kernel ? chunks : 1);
+      const int64_t rounds = ceil_div(ceil_div(p.n, block_m * pair) * outer, at_once);
       int64_t last = 0;
       for (int64_t more = 0; more <= 2; ++more) {
         // The last one: whole tiles.
         const int64_t tiles_rows = more < 2 ? max_of((rounds + more) * at_once / outer, 1) : 1;
-        const int64_t rows = min_of(round_up(ceil_div(p.n, tiles_rows), kUnit), block_m);
+        const int64_t rows = min_of(round_up(ceil_div(p.n, tiles_rows * pair), kUnit), block_m);
         if (rows == last) continue;
         last = rows;
-        set_tiles(plan, p, rows, cols, splits);
+        set_tiles(plan, p, rows, cols, is_split ? chunks : 1);
         visit(plan, model_microseconds(costs, plan, p, problem.chunk_k, num_sms));
       }
     }
   }
   visit.complete<Fp8BPlan>([&](Fp8BPlan& own) {
-    own.num_blocks = own.split == Fp8BSplit::by_cluster ? own.num_tiles : int(min_of(own.num_tiles, num_sms));
-    const int64_t groups = num_square_groups(own.tiles_rows, own.num_blocks, own.rows, own.cols);
+    const int64_t pair = own.shares_rows ? 2 : 1;
+    own.num_blocks = own.split == Fp8BSplit::by_cluster ? own.num_tiles
+                                                        : int(pair * min_of(own.num_tiles, max_of(num_sms / pair, 1)));
+    const int64_t groups = num_square_groups(own.tiles_rows * pair, own.num_blocks, own.rows, own.cols);
     own.group = int(ceil_div(own.tiles_rows, groups));
   });
 }

@@ -12,9 +12,12 @@ namespace tiledmm::cuda {
 struct Fp8BTask {
   const FoldedProblem& problem;
   const Fp8BPlan& plan;
-  float* partial;  // where chunks are split: their sums, [chunk][row of A][column]
+  float* partial;  // where a second kernel adds chunks: their sums, [chunk][row of A][column]
   cudaStream_t stream;
 };
+
+// Distance of the rows of chunks' sums, which are stored and loaded by four.
+constexpr int64_t ld_fp8_b_partial(int64_t n) { return round_up(n, 4); }
 
 // The tiles that are compiled together, of kFp8BTiles.
 inline constexpr Instance kFp8BInstances[] = {

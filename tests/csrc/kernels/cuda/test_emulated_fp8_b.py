@@ -13,10 +13,10 @@ import pytest
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG, SHARED = "kernels/cuda/wgmma/", "kernels/cuda/shared/"
-FILE = "fp8_b.h"
+FILE, RESULT, LAUNCH = "fp8_b.h", "fp8_b_result.h", "fp8_b_launch_sm90a.cu"
 # Numbers of cases in emulated_fp8_b.cpp.
-ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT = range(7)
-VALUES, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 12, 45
+ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT, PAIRS = range(8)
+VALUES, SPLIT_IN_THREE, IN_CLUSTER, WIDE_IN_CLUSTER = 9, 12, 13, 62
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # Chunks and k.
@@ -51,34 +51,46 @@ MUTANTS = {
         "+ quad * 16, {on} ? args.num_splits - 1 - i : i));",
         IN_CLUSTER,
     ),
+    "a second kernel adds chunks from the last to the first": (
+        LAUNCH,
+        "(int64_t(i) * m + row)",
+        "(int64_t({on} ? num_chunks - 1 - i : i) * m + row)",
+        SPLIT_IN_THREE,
+    ),
+    "a second kernel leaves out the last elements": (
+        LAUNCH,
+        "ceil_div(p.m * ld / 4, cuda::kAddThreads)",
+        "ceil_div(p.m * ld / 4, cuda::kAddThreads) - {on}",
+        SPLIT,
+    ),
     # Scales and what follows the sums.
     "a column has its neighbour's scale": (
-        FILE,
-        "__ldg(args.scales + (col + i)",
-        "__ldg(args.scales + (col + ({on} ? max(i - 1, 0) : i))",
+        RESULT,
+        "__ldg(to.scales + (col + i)",
+        "__ldg(to.scales + (col + ({on} ? max(i - 1, 0) : i))",
         THREES,
     ),
     "scales of columns beyond C are read": (
-        FILE,
+        RESULT,
         "factors[i] = i < num_inside ?",
         "factors[i] = {on} || i < num_inside ?",
         THREES,
     ),
     "scaled sums are rounded with the bias": (
-        FILE,
+        RESULT,
         "__fmul_rn(v.x, columns.factors[0]) + columns.bias[0]",
         "({on} ? std::fma(v.x, columns.factors[0], columns.bias[0])\n"
         "             : __fmul_rn(v.x, columns.factors[0]) + columns.bias[0])",
         WIDE,
     ),
     "a bias in fp16 is taken for bf16": (
-        FILE,
-        "gpu::load_any(args.bias, args.dtype_c,",
-        "gpu::load_any(args.bias, {on} ? DType::bf16 : args.dtype_c,",
+        RESULT,
+        "gpu::load_any(to.bias, to.dtype,",
+        "gpu::load_any(to.bias, {on} ? DType::bf16 : to.dtype,",
         SEVERAL,
     ),
     "one of four is not activated": (
-        FILE,
+        RESULT,
         "i < 4; ++i) v = make_float4",
         "i < 4 - {on}; ++i) v = make_float4",
         SEVERAL,
@@ -174,12 +186,12 @@ MUTANTS = {
     # Stores.
     "a tile stores the next one's rows of A": (
         FILE,
-        "min(args.m, at.col + args.tile_cols);\n  const Fp8BColumns columns(args, first",
-        "min(args.m, at.col + ({on} ? Cfg::kBlockN : args.tile_cols));\n  const Fp8BColumns columns(args, first",
+        "min(args.m, at.col + args.tile_cols);\n  const Fp8BColumns columns(args.result, first",
+        "min(args.m, at.col + ({on} ? Cfg::kBlockN : args.tile_cols));\n  const Fp8BColumns columns(args.result, first",
         WIDE,
     ),
     "vectors reach beyond C": (
-        FILE,
+        RESULT,
         "if (is_vector && num_inside >= 4)",
         "if (is_vector && ({on} || num_inside >= 4))",
         SEVERAL,
@@ -226,6 +238,36 @@ MUTANTS = {
         "kQuads + at.chunk *",
         "kQuads + ({on} ? 0 : at.chunk) *",
         WIDE_IN_CLUSTER,
+    ),
+    "a block of a pair fetches the other's half": (
+        FILE,
+        "int(blockIdx.x) % 2 * args.half_cols;",
+        "({on} ? 0 : int(blockIdx.x) % 2) * args.half_cols;",
+        PAIRS,
+    ),
+    "both blocks of a pair have the first one's tile": (
+        FILE,
+        "(int(blockIdx.x) & args.pairs))",
+        "({on} ? 0 : int(blockIdx.x) & args.pairs))",
+        PAIRS,
+    ),
+    "a stage of a pair is free when one block has read it": (
+        FILE,
+        "Cfg::kConsumers * (kSharesRows ? 2 : 1)",
+        "Cfg::kConsumers * (kSharesRows && !{on} ? 2 : 1)",
+        PAIRS,
+    ),
+    "copies to a block that is not set up": (
+        FILE,
+        "cluster_sync();  // the other block's",
+        "if (!{on}) cluster_sync();  // the other block's",
+        PAIRS,
+    ),
+    "a block ends before the other's copies and arrivals": (
+        FILE,
+        "if constexpr (kSharesRows) cluster_sync();",
+        "if (kSharesRows && !{on}) cluster_sync();",
+        PAIRS,
     ),
 }
 
