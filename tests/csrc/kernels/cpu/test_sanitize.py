@@ -134,7 +134,11 @@ MUTANTS = {
 }
 
 # Mutants that named shapes of sanitize.cpp find, and random shapes hardly ever do.
-OF_NAMED_SHAPES = ("no memory for dot products", "both chunks of a pair by the first one's rows", "words of short columns")
+OF_NAMED_SHAPES = (
+    "no memory for dot products",
+    "both chunks of a pair by the first one's rows",
+    "words of short columns",
+)
 OF_NAMED_SHAPES += tuple(name for name, (changed, *_) in MUTANTS.items() if changed == ITEMS)
 
 
