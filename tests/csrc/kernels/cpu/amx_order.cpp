@@ -109,11 +109,11 @@ void fill(Matrix& matrix, DType dtype, int percent_of_any_bits) {
   }
 }
 
-// Where C is NaN its payload is not compared, and a bf16 that is denormal is as good as zero: the conversion that
-// AVX-512 has makes it one.
+// Where C is NaN its payload is not compared, and a bf16 that is denormal is as good as zero, as is the least normal
+// one, to which a denormal sum may be rounded: the conversion that AVX-512 has makes denormals zeros.
 uint16_t compared(DType dtype, uint16_t bits) {
   if (std::isnan(value_of(dtype, bits))) return 0xffff;
-  return dtype == DType::bf16 && (bits & 0x7f80) == 0 ? uint16_t(bits & 0x8000) : bits;
+  return dtype == DType::bf16 && (bits & 0x7fff) <= 0x80 ? uint16_t(bits & 0x8000) : bits;
 }
 
 uint64_t hash = 1469598103934665603u;
