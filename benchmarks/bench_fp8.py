@@ -10,9 +10,10 @@ and on a CPU of 32 bits; bf16 or fp32 is our product with the weight in the rows
 of experts, in groups of one size and in skewed ones, by rows and by blocks of 128; torch's arms are those of
 torch._scaled_grouped_mm, by rows. layers:
 TiledLinear forward and backward, with quantisation. llama: a training step of a small model of Llama's kind, tokens at
-random. errors: relative Frobenius norms of the error against float64 of what the operands stand for; "wide" is that of
-our bfloat16 product of what was quantised, and "whole" that of ours with what quantisation loses. Quantisation alone is
-bench_quantize.py's.
+random. text: the loss after a short training of such a model on characters, for several seeds of its weights, all arms
+under autocast; bf16 is torch's layers. errors: relative Frobenius norms of the error against float64 of what the
+operands stand for; "wide" is that of our bfloat16 product of what was quantised, and "whole" that of ours with what
+quantisation loses. Quantisation alone is bench_quantize.py's.
 
 Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call. On a CPU the weights of
 weight_only come from memory: as many copies take turns as no cache holds. Ratios above 1: ours is faster than the arm
@@ -22,7 +23,10 @@ of that name.
 import argparse
 import copy
 import itertools
+import statistics
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -42,12 +46,16 @@ from torch_tiledmm.testing.bench import describe_run, geomean, output_file, writ
 from torch_tiledmm.testing.origin import describe_gpu_run
 from torch_tiledmm.testing.timing import time_arms, time_on_gpu
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from train_characters import NUM_CHARACTERS, load_text  # noqa: E402
+
 Arms = dict[str, Callable[[], object]]
 E4M3 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
 # (n, k) of DeepSeek-V3's layers, and of a square and Llama's feed-forward; (m, n, k).
 DEEPSEEK = ((2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (32768, 512), (7168, 2048))
-FEW = (1, 2, 4, 8, 16, 32, 64)  # rows beside a weight of 8 bits, whose (n, k) are given
+# Rows beside a weight of 8 bits, whose (n, k) are given.
+FEW = {"cuda": (1, 8, 16, 32, 64, 128, 256, 1024), "cpu": (1, 2, 4, 8, 16, 32, 64)}
 FAR_BYTES = 1 << 30  # of the copies of a weight that take turns on a CPU
 SIZES = {
     "cuda": {
@@ -55,7 +63,8 @@ SIZES = {
         "few": tuple((m, *own) for own in DEEPSEEK for m in (1, 16, 64, 128)),
         "blocks": tuple((m, *own) for m in (64, 128, 4096) for own in DEEPSEEK),
         "unaligned": ((4096, 4096, 7168), (4096, 4095, 7168), (4096, 4096, 7167), (4096, 4097, 7169), (999, 2047, 909)),
-        "weight_only": ((4096, 4096), (14336, 4096), (4096, 14336), (7168, 2048), (2112, 7168), (24576, 1536)),
+        "weight_only": ((28672, 8192), (7168, 16384), (14336, 4096), (4096, 14336), (24576, 1536), (4096, 4096),
+                        (2112, 7168), (7168, 2048)),
         "grouped": ((8, 1024, 14336, 4096), (64, 128, 1408, 2048), (128, 64, 768, 2048), (64, 1, 1408, 2048),
                     (128, 1, 1536, 2048), (256, 32, 2048, 7168)),  # experts, mean rows, n, k
         "layers": ((8192, 4096, 4096), (8192, 2048, 2048), (8192, 14336, 4096)),
@@ -72,7 +81,9 @@ SIZES = {
 }  # fmt: skip
 DEPTHS = {"cuda": (1024, 4096, 16384, 65536), "cpu": (256, 1024)}
 LLAMA = {"cuda": (2048, 4, 8192, 2048), "cpu": (64, 2, 64, 32)}  # width, layers, tokens, tokens of a sequence
-FAMILIES = ("large", "few", "blocks", "unaligned", "weight_only", "grouped", "layers", "llama", "errors")
+# Width, layers, tokens of a step and of a sequence, steps, seeds.
+TEXT = {"cuda": (1024, 4, 8192, 512, 300, 3), "cpu": (64, 1, 64, 32, 10, 1)}
+FAMILIES = ("large", "few", "blocks", "unaligned", "weight_only", "grouped", "layers", "llama", "text", "errors")
 LAYERS = {"fp8_row": "wide", "fp8_row_fp8": "fp8", "fp8_block": "wide", "fp8_block_fp8": "fp8"}  # weight_grad
 
 
@@ -210,7 +221,7 @@ def weight_only(device: str) -> Iterator[dict]:
         for n, k in SIZES[device]["weight_only"]:
             q, scale = quantize_rows(torch.randn(n, k, device=device, dtype=dtype) * k**-0.5)
             narrow, wide = in_turns(q, device), in_turns((q.float() * scale).to(dtype), device)
-            for m in FEW:
+            for m in FEW[device]:
                 arms = weight_only_arms(torch.randn(m, k, device=device, dtype=dtype), narrow, scale, wide)
                 row = {"family": "weight_only", "recipe": str(dtype).split(".")[1], "m": m, "n": n, "k": k}
                 yield time_row(row, arms, device, 2.0 * m * n * k, seconds=0.05 if device == "cuda" else 0.6)
@@ -336,6 +347,35 @@ def llama(device: str, width: int | None) -> Iterator[dict]:
         yield time_row(row, steps, device, seconds=1.0)
 
 
+def text(device: str, width: int | None) -> Iterator[dict]:
+    """The mean loss of the last tenth of the steps. Seeds are of the weights: all arms learn from the same batches."""
+    default, num_layers, tokens, length, steps, num_seeds = TEXT[device]
+    width = width or default
+    characters = load_text().to(device)
+    starts = torch.randint(len(characters) - length - 1, (steps, tokens // length, 1), device=device)
+    for (name, weight_grad), seed in itertools.product({"bf16": "wide", **LAYERS}.items(), range(num_seeds)):
+        torch.manual_seed(seed)
+        model = Llama(width, num_layers, NUM_CHARACTERS).to(device)
+        if name in LAYERS:
+            options = {"precision": name.removesuffix("_fp8"), "weight_grad": weight_grad}
+            replace_linear(model, **options, module_filter_fn=lambda module, name: name != "head")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        losses = []
+        for own in starts:
+            ids = characters[own + torch.arange(length + 1, device=device)]
+            with torch.autocast(device, BF16):
+                logits = model(ids[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        mean = statistics.fmean(loss.item() for loss in losses[-max(steps // 10, 1) :])
+        row = {"family": "text", "arm": name, "weight_grad": weight_grad, "width": width, "seed": seed}
+        print(*row.values(), f"loss {mean:.4f}", flush=True)
+        yield {**row, "loss": round(mean, 4)}
+
+
 def relative_error(out: Tensor, exact: Tensor) -> float:
     return float(f"{((out.double() - exact).norm() / exact.norm()).item():.3g}")
 
@@ -384,8 +424,8 @@ def measure(family: str, args: argparse.Namespace) -> Iterator[dict]:
         return products(family, ("row", "tensor"), args.device)
     if family == "few":
         return products(family, ("row",), args.device)
-    if family == "llama":
-        return llama(args.device, args.width)
+    if family in ("llama", "text"):
+        return {"llama": llama, "text": text}[family](args.device, args.width)
     families = {"blocks": blocks, "unaligned": unaligned, "weight_only": weight_only, "grouped": grouped}
     return (families | {"layers": layers, "errors": errors})[family](args.device)
 
@@ -408,7 +448,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=tuple(SIZES))
     parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=FAMILIES)
-    parser.add_argument("--width", type=int, default=None, help="of the model of family llama")
+    parser.add_argument("--width", type=int, default=None, help="of the models of llama and text")
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
     args = parser.parse_args()
     run = describe_gpu_run("fp8") if args.device == "cuda" else describe_run("fp8", torch.float32)

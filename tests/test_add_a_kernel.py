@@ -298,7 +298,7 @@ def test_a_toy_is_run_by_the_sanitizers_programs(copy):
     assert set(counts) == {"auto", "naive", "toy", "failed_allocations"} and counts["toy"] >= 30
     done = sanitize(copy, "gpu", "10")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 cases are right" in done.stdout and done.stdout.endswith("by naive, toy_gpu\n")
+    assert "30 cases are right" in done.stdout and done.stdout.endswith("by naive, naive of 8 bits, toy_gpu\n")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -233,6 +233,54 @@ def grouped_matmul(
     return out
 
 
+def scaled_matmul(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    algorithm: str,
+    offs: Tensor | None = None,
+    warp_size: int = 32,
+    seed: int = 0,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch_tiledmm.scaled_matmul`, (m, k) by (k, n) in 8 bits, by a GPU kernel run on the CPU; with ``offs``
+    `torch_tiledmm.scaled_grouped_matmul`, where ``b``, ``scale_b`` and ``bias`` have groups as their first dimension.
+
+    Scales are matrices. Of rows: (m, 1) and (1, n), or (1, 1). Of blocks: (m or its blocks of 128, blocks of k) and
+    (blocks of k, n or its blocks of 128); what could be either is of rows. ``bias`` is (n,), in ``out_dtype``. Shapes
+    and dtypes are the caller's to check; errors otherwise as of `matmul`.
+    """
+    m, n = a.shape[0], b.shape[-1]
+    if out is None:
+        out = torch.full((m, n), torch.nan, dtype=out_dtype)
+    is_of_rows = scale_a.shape in ((1, 1), (m, 1)) and scale_b.shape[-2:] in ((1, 1), (1, n))
+
+    def scales(of: Tensor, row_dim: int, k_dim: int, size: int) -> _Scales:
+        steps = [0 if of.shape[dim] == 1 else of.stride(dim) for dim in (row_dim, k_dim)]
+        of_group = of.stride(0) if of.dim() == 3 and of.shape[0] > 1 else 0
+        return _Scales(of.data_ptr(), *steps, 1 if of.shape[row_dim] == size or is_of_rows else 128, of_group)
+
+    fields: dict[str, Any] = {
+        "activation": ACTIVATIONS.index(activation),
+        "scaling": 1 if is_of_rows else 2,
+        "scale_a": scales(scale_a, 0, 1, m),
+        "scale_b": scales(scale_b, -1, -2, n),
+    }
+    if bias is not None:
+        fields |= {"bias": bias.data_ptr(), "stride_bias_n": bias.stride(-1)}
+    if offs is not None:
+        groups = _BatchDim(len(offs), 0, b.stride(0), 0, 0 if bias is None else bias.stride(0))
+        fields |= {"batch_dims": (_BatchDim * 1)(groups), "num_batch_dims": 1, "grouping": 1}
+        fields |= {"group_ends": offs.data_ptr()}
+    _compute(a, b, out, fields, algorithm, warp_size, seed)
+    return out
+
+
 def _number(dtype: torch.dtype) -> int:
     return [*DTYPES.values(), *FP8_DTYPES.values()].index(dtype)
 

@@ -472,9 +472,7 @@ def scaled_grouped_matmul(
 
     Returns:
         (m, n), contiguous. Rows behind the last group are 0, whatever `a` has there. Row i of group g has the bits of
-        `scaled_matmul(a[i], b[g])` with the scales of both, on a CPU and by Hopper's kernels, whatever else is in the
-        call. Hopper reads blocks of 128 in e4m3 by e4m3, and all mixes by row; what else there is, and what other GPUs
-        and CPUs compute, are products of converted operands, as by `scaled_matmul`.
+        `scaled_matmul(a[i], b[g])` with the scales of both, whatever else is in the call.
 
     Raises:
         As `scaled_matmul` and `grouped_matmul`. There are no gradients, and torch.vmap is refused.
@@ -862,6 +860,7 @@ def _register() -> None:
         (torch.ops.tiledmm.addmm, _addmm_flops),
         (torch.ops.tiledmm.linear, _linear_flops),
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
+        (torch.ops.tiledmm._weight_only, _linear_flops),
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
         (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.scaled_grouped_matmul, _grouped_matmul_flops),

@@ -81,11 +81,25 @@ FoldedProblem usual_group(DType dtype) {
   return problem;
 }
 
-// Whether some chip of a platform can be served by a kernel, for groups at least; for fp32, tf32 allowed.
+// The same beside a B of 8 bits, along k.
+FoldedProblem usual_weight(DType dtype) {
+  FoldedProblem problem = usual_problem(dtype);
+  GemmProblem& p = problem.gemm;
+  p.dtype_b = DType::e4m3;
+  p.stride_bk = 1, p.stride_bn = p.k;
+  p.scaling = Scaling::rows;
+  p.scale_b = {nullptr, 1, 0, 1};
+  return problem;
+}
+
+// Whether some chip of a platform can be served by a kernel, for groups or a B of 8 bits at least; for fp32, tf32
+// allowed.
 bool serves(const Rung& rung, DType dtype, Platform platform) {
   for (const Chip& chip : chips()) {
     if (chip.platform != platform) continue;
-    if (!rung.refusal(usual_problem(dtype), chip) || !rung.refusal(usual_group(dtype), chip)) return true;
+    if (!rung.refusal(usual_problem(dtype), chip) || !rung.refusal(usual_group(dtype), chip) ||
+        (size_of(dtype) == 2 && !rung.refusal(usual_weight(dtype), chip)))
+      return true;
   }
   return false;
 }

@@ -33,10 +33,12 @@ constexpr int64_t num_tile_rows(const FoldedProblem& problem, int64_t block_m) {
   return first_tile_row(problem.batch_dims[0].size, p.m, block_m) + 1;
 }
 
-// Makes of a grouped problem the product of one group. The rows behind the last group form one more, with k = 0.
+// Makes of a grouped problem the product of one group. The rows behind the last group form one more, with k = 0. Only
+// where operands may have 8 bits is it asked whether they do.
+template <bool MAY_HAVE_8_BITS = false>
 constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t group, const GroupRange& range) {
   const auto skip = [](const void*& operand, int64_t count, DType dtype) {
-    operand = static_cast<const char*>(operand) + count * size_of_wide(dtype);
+    operand = static_cast<const char*>(operand) + count * (MAY_HAVE_8_BITS ? size_of(dtype) : size_of_wide(dtype));
   };
   const bool is_rows = problem.grouping == Grouping::rows;
   int64_t skipped_c = 0;
@@ -55,6 +57,10 @@ constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t 
   } else {
     if (is_rows) skip(problem.b, group * groups.stride_b, problem.dtype_b);
     if (problem.bias) skip(problem.bias, group * groups.stride_bias, problem.dtype_bias);
+  }
+  if constexpr (MAY_HAVE_8_BITS) {  // each row of A has factors of its own, or all share them
+    problem.scale_a.data += range.begin * problem.scale_a.stride_row;
+    problem.scale_b.data += group * problem.scale_b.stride_group;
   }
 }
 

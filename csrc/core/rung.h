@@ -129,6 +129,8 @@ inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
     case Mix::fp8:
       if (!takes.fp8) return "it takes no operands of 8 bits";
       if (p.scaling == Scaling::none) return "operands of 8 bits have scales";
+      if (p.num_batch_dims > 0 && !is_grouped(p)) return "operands of 8 bits have no batch";
+      if (p.grouping == Grouping::k) return "operands of 8 bits have no groups of k";
       break;
     case Mix::fp8_b:
       if (!takes.fp8_b || !takes.has(p.dtype_a)) return "it takes no B of 8 bits beside such an A";

@@ -19,9 +19,9 @@ inline constexpr int64_t kChunkUnit = 256;
 inline constexpr int64_t kMaxPartialBytes = 256 << 20;
 
 // Chunks of multiply-adds in fp32. They cost little for any n, since the tiles hold few sums: 256 elements where n and
-// k are small, else 512, and 1024 from k = 2^15 on.
+// k are small, else 512. What other lengths cost is in docs/numerics.md.
 constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
-  const int64_t chunk = k >= 1 << 15 ? 4 * kChunkUnit : n <= 1024 && k < 1 << 13 ? kChunkUnit : 2 * kChunkUnit;
+  const int64_t chunk = n <= 1024 && k < 1 << 13 ? kChunkUnit : 2 * kChunkUnit;
   return k >= 2 * chunk ? chunk : max_of(k, 1);
 }
 

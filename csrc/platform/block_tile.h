@@ -8,6 +8,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "platform/epilogue.h"
+#include "platform/widen.h"
 
 namespace tiledmm::gpu {
 
@@ -46,21 +47,22 @@ TILEDMM_DEVICE T load_or_zero(const Operand<T>& operand, int64_t mn, int64_t k) 
   return pred ? load_global(operand.base + mn * operand.stride_mn + k * operand.stride_k) : T{};
 }
 
-// 16 bytes along the close dimension, as elements.
-template <class T>
+// Elements along the close dimension that a thread moves at a time: 16 bytes, or 8 that become 16.
+template <class T, int ELEMENTS = 16 / int(sizeof(T))>
 union Packet {
-  static constexpr int kElements = 16 / int(sizeof(T));
-  Vector16 vector;
+  static constexpr int kElements = ELEMENTS;
+  using Vector = std::conditional_t<sizeof(T) * ELEMENTS == 16, Vector16, Vector8>;
+  Vector vector;
   T elements[kElements];
 };
 
 // The packet at `offset`, of which `inside` elements lie inside of the operand.
-template <class T>
-TILEDMM_DEVICE Packet<T> load_edge_packet(const Operand<T>& operand, int64_t offset, int64_t stride, int inside) {
-  constexpr int kElements = Packet<T>::kElements;
-  Packet<T> packet;
+template <class P, class T>
+TILEDMM_DEVICE P load_edge_packet(const Operand<T>& operand, int64_t offset, int64_t stride, int inside) {
+  constexpr int kElements = P::kElements;
+  P packet;
   if (operand.is_vectorised && inside >= kElements) {
-    packet.vector = load_global(reinterpret_cast<const Vector16*>(operand.base + offset));
+    packet.vector = load_global(reinterpret_cast<const typename P::Vector*>(operand.base + offset));
     return packet;
   }
   TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
@@ -71,10 +73,10 @@ TILEDMM_DEVICE Packet<T> load_edge_packet(const Operand<T>& operand, int64_t off
 }
 
 // One thread's part of an operand's block tiles, packet by packet: neighbouring threads along the close dimension
-// first.
-template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, bool IS_PAIRED>
+// first. P: a packet of elements T.
+template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, bool IS_PAIRED, class P = Packet<T>>
 struct TileReader {
-  static constexpr int kElements = Packet<T>::kElements;
+  static constexpr int kElements = P::kElements;
   static constexpr int kClose = IS_K_MAJOR ? BLOCK_K : BLOCK_MN, kFar = IS_K_MAJOR ? BLOCK_MN : BLOCK_K;
   static constexpr int kPacketsPerRow = kClose / kElements;
   static constexpr int kRows = IS_PAIRED ? 2 : 1;  // rows that a thread holds side by side
@@ -108,13 +110,14 @@ struct TileReader {
   static constexpr int far_of(int packet) { return packet / kRows * kRowsPerStep + packet % kRows; }
 
   // Reads the packets of the tile at k.
-  TILEDMM_DEVICE void load(int64_t k, Packet<T> (&staged)[kPackets]) const {
+  TILEDMM_DEVICE void load(int64_t k, P (&staged)[kPackets]) const {
     if (!has_packets()) return;
     if (is_inside && k + BLOCK_K <= operand.size_k) {
       const T* tile = from + k * operand.stride_k;
       const auto step = uint32_t(stride_far());
       TILEDMM_UNROLL for (int packet = 0; packet < kPackets; ++packet) {
-        staged[packet].vector = load_global(reinterpret_cast<const Vector16*>(tile + uint32_t(far_of(packet)) * step));
+        staged[packet].vector =
+            load_global(reinterpret_cast<const typename P::Vector*>(tile + uint32_t(far_of(packet)) * step));
       }
     } else {
       const int64_t left_k = min_of(operand.size_k - k, BLOCK_K), left_mn = min_of(operand.size_mn - mn, BLOCK_MN);
@@ -122,8 +125,8 @@ struct TileReader {
       const int inside_far = opaque(int(IS_K_MAJOR ? left_mn : left_k) - far);
       const int64_t offset = opaque(from - operand.base + k * operand.stride_k);
       TILEDMM_UNROLL for (int packet = 0; packet < kPackets; ++packet) {
-        staged[packet] = load_edge_packet(operand, opaque(offset + far_of(packet) * stride_far()), stride_close(),
-                                          far_of(packet) < inside_far ? opaque(inside_close) : 0);
+        staged[packet] = load_edge_packet<P>(operand, opaque(offset + far_of(packet) * stride_far()), stride_close(),
+                                             far_of(packet) < inside_far ? opaque(inside_close) : 0);
       }
     }
   }
@@ -150,8 +153,8 @@ struct WordOf<E4m3> {  // before they are widened
 
 // A block tile in words, in shared memory with rows padded so that the fragments' loads have no bank conflicts: k-major
 // [mn][word] or mn-major [word][mn]. 16-bit elements are paired along k in both; only where ldmatrix can transpose,
-// mn-major ones stay as they are, [k][mn].
-template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS>
+// mn-major ones stay as they are, [k][mn]. W: an element in global memory, T or one of 8 bits that becomes it.
+template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, class W = T>
 struct BlockTile {
   using Word = typename WordOf<T>::Word;
   static constexpr int kWordsK = BLOCK_K / WordOf<T>::kElements;
@@ -161,7 +164,8 @@ struct BlockTile {
   static constexpr int kPad = IS_K_MAJOR || sizeof(Word) == 8 ? 4 : 8;
   static constexpr int kStrideMn = IS_K_MAJOR ? kWordsK + kPad : 1;
   static constexpr int kStrideWord = IS_K_MAJOR ? 1 : BLOCK_MN + kPad;
-  using Reader = TileReader<T, BLOCK_MN, BLOCK_K, IS_K_MAJOR, NUM_THREADS, kIsPaired>;
+  using Staged = Packet<W, Packet<T>::kElements>;
+  using Reader = TileReader<W, BLOCK_MN, BLOCK_K, IS_K_MAJOR, NUM_THREADS, kIsPaired, Staged>;
 
   struct Shared {
     alignas(16) Word words[IS_K_MAJOR ? BLOCK_MN * kStrideMn : kWordsK * kStrideWord];
@@ -175,12 +179,26 @@ struct BlockTile {
   };
 
   Reader reader;
-  Packet<T> staged[Reader::kPackets];
+  Staged staged[Reader::kPackets];
+  DType dtype;  // of an operand of 8 bits
 
   // The block tiles of `operand` from mn on.
-  TILEDMM_DEVICE BlockTile(const Operand<T>& operand, int64_t mn) : reader(operand, mn) {}
+  TILEDMM_DEVICE BlockTile(const Operand<W>& operand, int64_t mn, DType dtype = DType::f32)
+      : reader(operand, mn), dtype(dtype) {}
 
   TILEDMM_DEVICE void load_block_tile(int64_t k) { reader.load(k, staged); }
+
+  // A packet as elements T.
+  TILEDMM_DEVICE Vector16 staged_vector(int packet) const {
+    if constexpr (std::is_same_v<W, T>) {
+      return staged[packet].vector;
+    } else {
+      Vector16 wide;
+      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) wide.words[i] =
+          widened_float8<T>(dtype == DType::e5m2, staged[packet].vector.words[i / 2] >> 16 * (i % 2) & 0xffff);
+      return wide;
+    }
+  }
 
   TILEDMM_DEVICE void store_block_tile(Shared& shared) const {
     if (!reader.has_packets()) return;
@@ -191,7 +209,7 @@ struct BlockTile {
           kIsTransposing ? static_cast<void*>(shared.element(k, mn))
                          : &shared.words[mn * kStrideMn + k / WordOf<T>::kElements * kStrideWord]);
       if constexpr (kIsPaired) {
-        const Vector16 even = staged[packet].vector, odd = staged[packet + 1].vector;
+        const Vector16 even = staged_vector(packet), odd = staged_vector(packet + 1);
         TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
           Vector16 pairs;
           TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
@@ -202,7 +220,7 @@ struct BlockTile {
           store_shared(to + half, pairs);
         }
       } else {
-        store_shared(to, staged[packet].vector);
+        store_shared(to, staged_vector(packet));
       }
     }
   }
@@ -283,7 +301,7 @@ struct GroupWork {
 
 // group_work finds the group that a row of tiles of C belongs to. Groups of k are the batch's items. Rows of tiles that
 // groups of rows leave over lie behind the last row of theirs.
-template <int BLOCK_M>
+template <int BLOCK_M, bool MAY_HAVE_8_BITS = false>
 TILEDMM_DEVICE GroupWork group_work(const FoldedProblem& problem, int64_t batch_idx, int64_t tile_row) {
   const GemmProblem& whole = problem.gemm;
   const BatchDim& groups = problem.batch_dims[0];
@@ -306,7 +324,7 @@ TILEDMM_DEVICE GroupWork group_work(const FoldedProblem& problem, int64_t batch_
       group_range(previous_end, group < groups.size ? load_global(whole.group_ends + group) : size, size);
   if (is_rows) tile_row -= first_tile_row(group, range.begin, BLOCK_M);
   GemmProblem item = whole;
-  take_group(item, groups, group, range);
+  take_group<MAY_HAVE_8_BITS>(item, groups, group, range);
   return {item, tile_row};
 }
 
@@ -317,7 +335,7 @@ struct BlockWork {
 };
 
 // block_work finds the tile of an item of the batch.
-template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
+template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED, bool MAY_HAVE_8_BITS = false>
 TILEDMM_DEVICE std::enable_if_t<!IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
   const GemmProblem item = item_of(problem, batch_idx);
   return {item, tile_place<BLOCK_M, BLOCK_N>(item)};
@@ -325,10 +343,10 @@ TILEDMM_DEVICE std::enable_if_t<!IS_GROUPED, BlockWork> block_work(const FoldedP
 
 // This block_work finds the tile of a group. Groups have kernels of their own, since others would have to keep the
 // sizes of their item in registers.
-template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
+template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED, bool MAY_HAVE_8_BITS = false>
 TILEDMM_DEVICE std::enable_if_t<IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
   const TilePlace tile = tile_place<BLOCK_M, BLOCK_N>(problem.gemm);
-  const GroupWork work = group_work<BLOCK_M>(problem, batch_idx, tile.row / BLOCK_M);
+  const GroupWork work = group_work<BLOCK_M, MAY_HAVE_8_BITS>(problem, batch_idx, tile.row / BLOCK_M);
   return {work.gemm, {work.tile_row * BLOCK_M, tile.col}};
 }
 

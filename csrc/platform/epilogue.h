@@ -1,7 +1,7 @@
 // From the sums of a GPU kernel to C: the item of the batch, alpha, beta, bias, activation, one rounding, store.
 #pragma once
 
-#include "platform/gpu.h"
+#include "platform/widen.h"
 
 namespace tiledmm {
 namespace gpu {
@@ -19,9 +19,13 @@ struct ElementTraits<gpu::AnyElement> {
   using Acc = float;
 };
 
-// visit_operands with a third: the element type of C and of its bias.
+// visit_operands with a third: the element type of C and of its bias. Operands of 8 bits have one for both dtypes.
 template <class Visit>
 auto visit_elements(const GemmProblem& problem, const Visit& visit) {
+  if (size_of(problem.dtype_a) == 1) {
+    auto* const operand = static_cast<gpu::AnyFloat8*>(nullptr);
+    return visit(operand, operand, static_cast<gpu::AnyElement*>(nullptr));
+  }
   return visit_operands(problem, [&](auto* a, auto* b) {
     if constexpr (std::is_same_v<decltype(a), decltype(b)>) {
       if (sizeof *a == 8 || problem.dtype_c == problem.dtype_a) return visit(a, b, a);

@@ -278,6 +278,9 @@ TILEDMM_DEVICE void store_shared(V* to, V value) {
 struct __attribute__((may_alias, aligned(16))) Vector16 {
   uint32_t words[4];
 };
+struct __attribute__((may_alias, aligned(8))) Vector8 {
+  uint32_t words[2];
+};
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory, one word of each to every lane: lane l gives the address
 // of row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4. Transposed, rows and columns change places. A row
@@ -408,27 +411,6 @@ TILEDMM_DEVICE uint32_t pack_float8(const Float8& format, float first, float sec
   return pair;
 #else
   return float_to_float8(format, first) | float_to_float8(format, second) << 8;
-#endif
-}
-
-// Two numbers of e4m3, the first one in the lower byte, as elements of 16 bits, which hold them exactly.
-template <class T>
-TILEDMM_DEVICE uint32_t widened_e4m3(uint32_t pair) {
-  static_assert(sizeof(T) == 2);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  uint32_t halves;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(pair)));
-  if constexpr (std::is_same_v<T, Half>) {
-    return halves;
-  } else {
-    uint32_t wide;
-    const float first = as_acc(Half{uint16_t(halves)}), second = as_acc(Half{uint16_t(halves >> 16)});
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(wide) : "f"(second), "f"(first));
-    return wide;
-  }
-#else
-  const float first = e4m3_to_float(pair & 0xff), second = e4m3_to_float(pair >> 8);
-  return rounded_to<T>(first).bits | uint32_t(rounded_to<T>(second).bits) << 16;
 #endif
 }
 

@@ -1,5 +1,6 @@
 """Rungs as clang compiles them for AMD's chips, run by the interpreter on small ragged problems and compared with
-float64: all on gfx942, 04 and 08 on gfx1100. With TILEDMM_DEVICE_CODE=1, 04 and 08 on all chips.
+float64: all on gfx942, 04 and 08 on gfx1100, 08 also with operands of 8 bits. With TILEDMM_DEVICE_CODE=1, 04 and 08 on
+all chips.
 Memory outside of the operands is an error, and so is a missing wait.
 """
 
@@ -12,9 +13,12 @@ from pathlib import Path
 import gpu_objects
 import numpy as np
 import pytest
+import torch
 from amd_interpreter.interpreter import Memory, load, run
 from amd_interpreter.structs import FoldedProblem
 from compilers import IS_WHOLE
+
+from torch_tiledmm.host_gpu import _Scales
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,4 +107,52 @@ def test_rung_is_right(arch, rung, dtype, compiled):
     bound += (2.0**-11 if dtype == "fp16" else 2.0**-24) * np.abs(expected) + 1e-7
     bound = bound * 2.0**-29 if dtype == "fp64" else bound
     assert (np.abs(c[:, :n].astype(np.float64) - expected) <= bound).all()
+    assert np.isnan(c[:, n:]).all()
+
+
+def kernel_of_8_bits(code):
+    parts = [*RUNGS["08"][1], "9AnyFloat8"]
+    return next(
+        kernel
+        for name, kernel in code.kernels.items()
+        if all(part in name for part in parts) and "Lb1EEEvNS_13FoldedProblem" not in name
+    )
+
+
+@pytest.mark.parametrize("mix", [(torch.float8_e4m3fn, torch.float8_e5m2), (torch.float8_e5m2, torch.float8_e4m3fn)])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100", *(("gfx90a", "gfx950", "gfx1201") if IS_WHOLE else ())])
+def test_operands_of_8_bits(arch, mix, compiled):
+    """Blocks of 1 x 128 of A and of 128 x 128 of B, denormal numbers, C in fp32. A NaN of each operand shows in its own
+    row or column alone."""
+    file, _, (block_m, block_n), threads, _ = RUNGS["08"]
+    m, n, k = 35, 45, 150
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(rows, cols, dtype):
+        bytes_ = torch.randint(0, 0x40, (rows, cols), generator=generator)
+        return (bytes_ + 0x80 * torch.randint(0, 2, (rows, cols), generator=generator)).to(torch.uint8).view(dtype)
+
+    a, b = draw(m, k + 3, mix[0]), draw(k, n + 1, mix[1])
+    a.view(torch.uint8)[3, 5] = b.view(torch.uint8)[7, 9] = 0x7F
+    scale_a, scale_b = torch.rand(m, 2, generator=generator), torch.rand(2, 1, generator=generator)
+    c, memory, problem = np.full((m, n + 2), np.nan, np.float32), Memory(), FoldedProblem(batch_size=1)
+    gemm = problem.gemm
+    gemm.m, gemm.n, gemm.k = m, n, k
+    dtypes = (torch.float8_e4m3fn, torch.float8_e5m2)
+    gemm.dtype_a, gemm.dtype_b = (4 + dtypes.index(dtype) for dtype in mix)
+    gemm.a, gemm.stride_am, gemm.stride_ak = memory.add("a", a.view(torch.uint8).numpy()), k + 3, 1
+    gemm.b, gemm.stride_bk, gemm.stride_bn = memory.add("b", b.view(torch.uint8).numpy()), n + 1, 1
+    gemm.c, gemm.stride_cm, gemm.stride_cn = memory.add("c", c, writable=True), n + 2, 1
+    gemm.scaling = 2
+    gemm.scale_a = _Scales(memory.add("scale_a", scale_a.numpy()), 2, 1, 1)
+    gemm.scale_b = _Scales(memory.add("scale_b", scale_b.numpy()), 0, 1, 128)
+    grid = (ceil(m / block_m) * ceil(n / block_n), 1, 1)
+    run(kernel_of_8_bits(compiled(arch, file)), grid, (threads, 1, 1), [bytes(problem)], memory, order_seed=1)
+    each_a = scale_a.double().repeat_interleave(128, 1)[:, :k]
+    wide_a = a[:, :k].double() * each_a
+    wide_b = b[:, :n].double() * scale_b.double().repeat_interleave(128, 0)[:k]
+    expected, bound = (wide_a @ wide_b).numpy(), ((k + 6) * 2.0**-23 * (wide_a.abs() @ wide_b.abs())).numpy()
+    is_nan = np.isnan(expected)
+    assert is_nan.sum() == m + n - 1
+    assert np.isnan(c[:, :n][is_nan]).all() and (np.abs(c[:, :n] - expected) <= bound)[~is_nan].all()
     assert np.isnan(c[:, n:]).all()

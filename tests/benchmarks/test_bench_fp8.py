@@ -47,7 +47,7 @@ def test_all_families(bench, monkeypatch, tmp_path, capsys):
     assert [row["layout"] for row in of["unaligned"]] == ["NT", "NN", "TN", "TT"] * 2
     assert [row["of_aligned"] for row in of["unaligned"]] == [1.0] * 4 + [round(8.3 / 8.4, 3)] * 4
     assert [(row["recipe"], row["m"]) for row in of["weight_only"]] == [
-        (dtype, m) for dtype in ("bfloat16", "float32") for m in bench.FEW
+        (dtype, m) for dtype in ("bfloat16", "float32") for m in bench.FEW["cpu"]
     ]
     assert all(row["torch_over_ours"] == 2.5 for row in of["weight_only"])
     assert [(row["recipe"], row["is_skewed"], row["bf16_over_ours"]) for row in of["grouped"]] == [
@@ -55,6 +55,8 @@ def test_all_families(bench, monkeypatch, tmp_path, capsys):
     ]
     assert [row["arm"] for row in of["layers"]] == [row["arm"] for row in of["llama"]] == list(bench.LAYERS)
     assert all(row["torch_over_ours"] == 2.5 for row in of["layers"] + of["llama"])
+    assert [row["arm"] for row in of["text"]] == ["bf16", *bench.LAYERS]
+    assert all(abs(row["loss"] - of["text"][0]["loss"]) < 0.05 for row in of["text"])
     out = capsys.readouterr().out
     assert "layers fp8_row_fp8: torch / ours 2.500, lowest 2.50" in out
 

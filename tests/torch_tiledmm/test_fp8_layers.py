@@ -394,8 +394,10 @@ def test_quantized_values(recipe, device):
         assert quantize_linear(layer, recipe=recipe).replaced == [""]
         x = torch.randn(m, k, dtype=dtype, device=device)
         rows = x if recipe == "fp8_weight_only" else rounded_rows(x, recipe)
-        with torch.no_grad():
+        with torch.no_grad(), torch.utils.flop_counter.FlopCounterMode(display=False) as flops:
             out = layer(x)
+        assert flops.get_total_flops() == 2 * m * n * k
+        with torch.no_grad():
             assert_close(out, expect(rows, weight, layer.bias, dtype, device, activation))
             assert_same_bits(layer(x[:1]), out[:1])
         torch.testing.assert_close(layer.dequantized(torch.float32).cpu().double(), weight, rtol=1e-6, atol=0)

@@ -71,8 +71,6 @@ def check_bits(given, bias=None, **options):
 @pytest.mark.parametrize("mix", MIXES, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_bits_of_a_row_are_those_of_a_product(recipe, mix):
-    if not IS_HOPPER:
-        pytest.skip("other chips have them by the same kernel alone")
     for sizes, out_dtype, (n, k, layouts) in itertools.product(
         LARGE, OUT_DTYPES, ((264, 640, "NT"), (77, 391, "NN"), (2112, 1024, "TT"))
     ):

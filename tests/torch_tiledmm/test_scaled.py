@@ -8,6 +8,7 @@ one half of a packet for both; a C of sums that are not scaled.
 """
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -536,3 +537,31 @@ def test_weight_only_takes_one_order_for_any_number_of_rows(isa, dtype):
         assert len({answer.order for answer in answers}) == 1
         expected = "amx" if isa.startswith("amx") and dtype == "bf16" else "register_tiled"
         assert answers[0].choice.split(".")[0] == expected
+
+
+CHUNKED = ((128, 128), (128, 160))  # tiles of wgmma_fp8_b that are wide and sum chunks
+
+
+def test_weight_only_plans_on_hopper():
+    """Of any sizes: tiles hold what a plan gives them, blocks have all of k, and the cheapest plan is taken."""
+    rng, kernel = random.Random(54), {"b_dtype": "e4m3", "device": "cuda:sm_90"}
+    for _ in range(150):
+        m, n, k = (rng.choice((1, 2, 7, 16, 100, 256, 1000, 4096, 7168, 16400, 65536)) for _ in range(3))
+        explained = torch_tiledmm.explain(m, n, k, "bf16", **kernel)
+        own = next(own for own in explained.candidates if own.algorithm == "wgmma_fp8_b")
+        assert own.legal == ((m == 1 or k % 8 == 0) and (n == 1 or k % 16 == 0)), (m, n, k)
+        if not own.legal:
+            continue
+        plans = torch_tiledmm.explain(m, n, k, "bf16", plans_of="wgmma_fp8_b", **kernel).candidates
+        assert own.cost_us == min(plan.cost_us for plan in plans) and explained.choice in ("wgmma_fp8_b", "skinny")
+        for plan in plans:
+            block, rows = (tuple(map(int, plan.config[name].split("x"))) for name in ("block", "rows"))
+            assert 0 < rows[0] <= block[0] and 0 < rows[1] <= block[1], (m, n, k, plan)
+            assert -(-m // rows[1]) == -(-m // block[1])  # as few tiles of A's rows as can be
+            assert plan.config["split_k"] in (1, plan.config["chunks"])
+            # What sums one chunk after the other has the registers for a total.
+            assert plan.config["split_k"] == plan.config["chunks"] or block in CHUNKED or block[1] <= 64
+        splits = {(plan.config["split_k"] > 1, plan.config.get("sums_added_by")) for plan in plans}
+        assert (own.config["chunks"] == 1) == (splits == {(False, None)}), (m, n, k, splits)
+    refused = torch_tiledmm.explain(64, 64, 64, "fp16", **kernel, layout="NN")
+    assert any("lie along k" in own.reason for own in refused.candidates if own.algorithm == "wgmma_fp8_b")

@@ -290,9 +290,8 @@ def test_explain():
     for a_dtype, b_dtype in MIXES:
         answer = torch_tiledmm.explain(100, 77, 65, a_dtype, b_dtype=b_dtype, groups=3, device="cuda:sm_90")
         assert answer.choice == "wgmma_fp8_grouped"
-    for device in ("cpu", "cuda:sm_80"):
-        answer = torch_tiledmm.explain(8192, 1408, 2048, "e4m3", groups=64, device=device)
-        assert answer.choice == "" and "scaled_grouped_matmul converts its operands to bf16" in str(answer)
+    answer = torch_tiledmm.explain(8192, 1408, 2048, "e4m3", groups=64, device="cpu")
+    assert answer.choice == "" and "scaled_grouped_matmul converts its operands to bf16" in str(answer)
     with pytest.raises(ValueError, match="batch: got 3 with operands of 8 bits, expected 0"):
         torch_tiledmm.explain(6, 9, 9, "e4m3", batch=3)
 

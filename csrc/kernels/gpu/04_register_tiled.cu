@@ -10,6 +10,7 @@
 
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
+#include "platform/scaled_sums.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -43,7 +44,7 @@ union AccVector {
 };
 
 template <class Config, bool IS_K_MAJOR, int BLOCK_MN, class T>
-TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k,
+TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, DType dtype, int64_t mn, int64_t k,
                                     Acc<T> (&smem)[Config::kBlockK][BLOCK_MN + Config::kPad]) {
   using Reader = TileReader<T, BLOCK_MN, Config::kBlockK, IS_K_MAJOR, Config::num_threads(kWarpSize), false>;
   const Reader reader(operand, mn);
@@ -54,14 +55,14 @@ TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64
     const int far = reader.far + Reader::far_of(packet);
     if constexpr (IS_K_MAJOR) {
       TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; ++e) {
-        store_shared(&smem[reader.close + e][far], as_acc(staged[packet].elements[e]));
+        store_shared(&smem[reader.close + e][far], as_acc(staged[packet].elements[e], dtype));
       }
     } else {
       using V = AccVector<Acc<T>>;
       TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; e += V::kElements) {
         V values;
         TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) values.elements[i] =
-            as_acc(staged[packet].elements[e + i]);
+            as_acc(staged[packet].elements[e + i], dtype);
         store_shared(reinterpret_cast<Vector16*>(&smem[far][reader.close + e]), values.vector);
       }
     }
@@ -79,6 +80,15 @@ TILEDMM_DEVICE void load_fragment(const A* from, int stride, A (&frag)[SIZE]) {
   }
 }
 
+// The factors of a thread's tile, whose first element is C's (row, col).
+template <class Config>
+TILEDMM_DEVICE auto factors_of(const GemmProblem& gemm, Scaling asked, int64_t k, int64_t row, int64_t col) {
+  constexpr int kStepM = 4 * (kWarpSize / Config::kLanesN), kStepN = 4 * Config::kLanesN;
+  return Factors<Config::kThreadM, Config::kThreadN>(
+      gemm, asked, k, row, [](int i) { return i / 4 * kStepM + i % 4; }, col,
+      [](int j) { return j / 4 * kStepN + j % 4; });
+}
+
 template <class Config, class A, class B, class C, bool IS_GROUPED>
 TILEDMM_KERNEL(Config::num_threads(kWarpSize), Config::kBlocksPerCu)
 register_tiled(FoldedProblem problem) {
@@ -90,21 +100,26 @@ register_tiled(FoldedProblem problem) {
   const int warp_row = warp / Config::kWarpsN * kLanesM * kThreadM, thread_row = warp_row + lane / kLanesN * 4;
   const int warp_col = warp % Config::kWarpsN * kLanesN * kThreadN, thread_col = warp_col + lane % kLanesN * 4;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const auto [gemm, tile] = block_work<kBlockM, kBlockN, IS_GROUPED>(problem, batch_idx);
+    const auto [gemm, tile] = block_work<kBlockM, kBlockN, IS_GROUPED, sizeof(A) == 1>(problem, batch_idx);
+    if constexpr (IS_GROUPED && sizeof(A) == 1) {
+      if (tile.row >= gemm.m) continue;  // no row has factors
+    }
     const auto a = operand_a<A>(gemm);
     const auto b = operand_b<B>(gemm);
     const bool is_a_k_major = is_k_major(a.stride_mn, a.stride_k), is_b_k_major = is_k_major(b.stride_mn, b.stride_k);
     Acc<C> acc[kThreadM][kThreadN] = {};
+    [[maybe_unused]] Acc<C> total[sizeof(A) == 1 ? kThreadM : 1][kThreadN] = {};  // of operands of 8 bits
+    const int64_t row = tile.row + thread_row, col = tile.col + thread_col;
     for (int64_t k = 0; k < gemm.k; k += Config::kBlockK) {
       if (is_a_k_major) {
-        load_block_tile<Config, true, kBlockM>(a, tile.row, k, smem.tiles.a);
+        load_block_tile<Config, true, kBlockM>(a, gemm.dtype_a, tile.row, k, smem.tiles.a);
       } else {
-        load_block_tile<Config, false, kBlockM>(a, tile.row, k, smem.tiles.a);
+        load_block_tile<Config, false, kBlockM>(a, gemm.dtype_a, tile.row, k, smem.tiles.a);
       }
       if (is_b_k_major) {
-        load_block_tile<Config, true, kBlockN>(b, tile.col, k, smem.tiles.b);
+        load_block_tile<Config, true, kBlockN>(b, gemm.dtype_b, tile.col, k, smem.tiles.b);
       } else {
-        load_block_tile<Config, false, kBlockN>(b, tile.col, k, smem.tiles.b);
+        load_block_tile<Config, false, kBlockN>(b, gemm.dtype_b, tile.col, k, smem.tiles.b);
       }
       block_barrier();  // the tiles are whole
       TILEDMM_UNROLL for (int p = 0; p < Config::kBlockK; ++p) {
@@ -116,6 +131,20 @@ register_tiled(FoldedProblem problem) {
         }
       }
       block_barrier();  // nobody reads them any more
+      if constexpr (sizeof(A) == 1) {
+        if (ends_block(k + Config::kBlockK, gemm.k)) {
+          const auto own = factors_of<Config>(gemm, Scaling::blocks, k, row, col);
+          TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+            TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) promote(total[i][j], acc[i][j], own.at(i, j));
+          }
+        }
+      }
+    }
+    if constexpr (sizeof(A) == 1) {
+      const auto own = factors_of<Config>(gemm, Scaling::rows, 0, row, col);
+      TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+        TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) acc[i][j] = total[i][j] * own.at(i, j);
+      }
     }
     auto& strip = smem.strips[warp];
     TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
@@ -131,7 +160,7 @@ register_tiled(FoldedProblem problem) {
 using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;
 using Large = std::conditional_t<kIsAmd, RegisterTiledConfig<8, 8, 2, 2, 1>, RegisterTiledConfig<8, 8, 2, 4, 2>>;
 
-// Groups have the small tile alone.
+// Groups, and operands of 8 bits, which have two sets of sums, have the small tile alone.
 template <class Config, class A, class B, class C>
 Status launch(const FoldedProblem& problem, const Executor& executor) {
   const int block_m = Config::block_m(warp_size(executor));
@@ -164,7 +193,8 @@ Status launch_register_tiled(const FoldedProblem& problem, const Plan& plan, con
     using A = std::remove_pointer_t<decltype(a)>;
     using B = std::remove_pointer_t<decltype(b)>;
     using C = std::remove_pointer_t<decltype(c)>;
-    if constexpr (sizeof(A) < 8) {  // the large tile's sums in fp64 would not fit into the registers
+    // The large tile's sums in fp64, or two sets of them, would not fit into the registers.
+    if constexpr (sizeof(A) > 1 && sizeof(A) < 8) {
       if (plan.as<LadderPlan>().is_large) return launch<Large, A, B, C>(problem, executor);
     }
     return launch<Small, A, B, C>(problem, executor);

@@ -165,12 +165,14 @@ using LargeMmaConfig = std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>,
                                           std::conditional_t<kIsAmd, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>,
                                                              MmaConfig<128, 256, 128 / int(sizeof(T)), 256, 2>>>;
 
-// What the blocks of rungs 06 to 08 stage in shared memory.
-template <class Config, class T, class C, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+// What the blocks of rungs 06 to 08 stage in shared memory. W: an element in global memory, which becomes T.
+template <class Config, class T, class C, class W, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct MmaTiles {
+  using Stored = W;
+  static constexpr bool kIsWidened = !std::is_same_v<W, T>;
   using Warp = WarpTile<Config, T, C>;
-  using TileA = BlockTile<T, Config::kBlockM, Config::kBlockK, IS_A_K_MAJOR, Config::kThreads>;
-  using TileB = BlockTile<T, Config::kBlockN, Config::kBlockK, IS_B_K_MAJOR, Config::kThreads>;
+  using TileA = BlockTile<T, Config::kBlockM, Config::kBlockK, IS_A_K_MAJOR, Config::kThreads, W>;
+  using TileB = BlockTile<T, Config::kBlockN, Config::kBlockK, IS_B_K_MAJOR, Config::kThreads, W>;
   union Shared {
     struct {
       typename TileA::Shared a;
@@ -181,27 +183,30 @@ struct MmaTiles {
   static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
 };
 
-// Launches rung 06, 07 or 08 with one of its two tiles and the layouts of the problem: Rung::launch<Config, T, Tiles>
-// with the number of blocks and of threads. Both tiles sum in the same order. HAS_WIDE_RESULT: C may be fp32 where the
+// Launches rung 06, 07 or 08 with a tile and the layouts of the problem: Rung::launch<Config, T, Tiles> with the number
+// of blocks and of threads.
+template <class Rung, class Config, class T, class C, class W = T>
+Status launch_mma_tile(const FoldedProblem& problem, const Executor& executor) {
+  return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+    using Tiles = MmaTiles<Config, T, C, W, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
+    const auto start = [&](auto* kernel, auto... more) {
+      return launch_kernel(kernel, num_tiles(problem, Config::kBlockM, Config::kBlockN), num_batch_blocks(problem),
+                           Config::kThreads, sizeof(typename Tiles::Shared), executor, problem, more...);
+    };
+    return Rung::template launch<Config, T, Tiles>(problem, executor, start);
+  });
+}
+
+// The same with one of the two tiles of a dtype. Both sum in the same order. HAS_WIDE_RESULT: C may be fp32 where the
 // operands are of 16 bits.
 template <class Rung, bool HAS_WIDE_RESULT = false>
 Status launch_mma_tiles(const FoldedProblem& problem, bool is_large, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const auto launch_tile = [&](auto config, auto* result) {
-      return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
-        using Config = decltype(config);
-        using C = std::remove_pointer_t<decltype(result)>;
-        using Tiles = MmaTiles<Config, T, C, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
-        const auto start = [&](auto* kernel, auto... more) {
-          return launch_kernel(kernel, num_tiles(problem, Config::kBlockM, Config::kBlockN), num_batch_blocks(problem),
-                               Config::kThreads, sizeof(typename Tiles::Shared), executor, problem, more...);
-        };
-        return Rung::template launch<Config, T, Tiles>(problem, executor, start);
-      });
-    };
     const auto launch_result = [&](auto* result) {
-      return is_large ? launch_tile(LargeMmaConfig<T>{}, result) : launch_tile(SmallMmaConfig<T>{}, result);
+      using C = std::remove_pointer_t<decltype(result)>;
+      return is_large ? launch_mma_tile<Rung, LargeMmaConfig<T>, T, C>(problem, executor)
+                      : launch_mma_tile<Rung, SmallMmaConfig<T>, T, C>(problem, executor);
     };
     if constexpr (HAS_WIDE_RESULT && sizeof(T) == 2) {
       if (problem.gemm.dtype_c == DType::f32) return launch_result(static_cast<AnyElement*>(nullptr));

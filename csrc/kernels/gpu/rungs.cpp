@@ -8,9 +8,13 @@
 namespace tiledmm::gpu {
 namespace {
 
+// Of an operand of 8 bits, that of the numbers which it becomes.
+DType multiplied_dtype(const GemmProblem& p) { return size_of(p.dtype_a) == 1 ? DType::bf16 : p.dtype_a; }
+
 const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
-  if (is_grouped(problem.gemm) && size_of(problem.gemm.dtype_a) != 2) return "it takes groups in 16 bits alone";
-  if (chip.mma_tflops[int(problem.gemm.dtype_a)] == 0) return "the chip has no matrix instruction for this dtype";
+  if (is_grouped(problem.gemm) && size_of(problem.gemm.dtype_a) > 2) return "it takes groups in 16 and in 8 bits alone";
+  if (chip.mma_tflops[int(multiplied_dtype(problem.gemm))] == 0)
+    return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem.gemm, chip);
 }
 
@@ -36,23 +40,25 @@ LadderPlan plan_row_register_tiled(const FoldedProblem&, const Chip&) { return {
 LadderPlan plan_register_tiled_4x4(const FoldedProblem&, const Chip& chip) {
   return register_tile(false, chip.platform == Platform::hip, chip.warp_size);
 }
-// The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers. Groups have the small
-// one alone.
+// The large tile where it gives most CUs one; its sums in fp64, or two sets of them, would not fit into the registers.
+// Groups have the small one alone.
 LadderPlan plan_register_tiled(const FoldedProblem& problem, const Chip& chip) {
   const LadderPlan large = register_tile(true, chip.platform == Platform::hip, chip.warp_size);
-  const bool is_large = !is_grouped(problem.gemm) && problem.gemm.dtype_a != DType::f64 &&
+  const int64_t size = size_of(problem.gemm.dtype_a);
+  const bool is_large = !is_grouped(problem.gemm) && size > 1 && size < 8 &&
                         2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
   return is_large ? large : plan_register_tiled_4x4(problem, chip);
 }
 
 // The fragments of the large tile would not fit beside the sums of rung 05.
 LadderPlan plan_mma_small(const FoldedProblem&, const Chip&) { return mma_tile(false, false); }
-// The large tile where it gives most CUs one, else the small one. Both sum in the same order.
+// The large tile where it gives most CUs one, else the small one. Both sum in the same order. Groups and operands of 8
+// bits have the small one alone.
 LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
   const bool is_f64 = problem.gemm.dtype_a == DType::f64;
   const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip);
-  const bool is_large =
-      !is_grouped(problem.gemm) && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+  const bool is_large = !is_grouped(problem.gemm) && size_of(problem.gemm.dtype_a) > 1 &&
+                        2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
   return is_large ? large : mma_tile(false, false);
 }
 
@@ -60,7 +66,7 @@ template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, co
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
   constexpr LadderCosts costs = kLadderCosts;
-  const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype_a)];
+  const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(multiplied_dtype(p))];
   const bool is_on_rdna = chip.platform == Platform::hip && chip.warp_size == 32;
   const double efficiency = NUMBER == 4 && is_on_rdna ? costs.register_tiled_on_rdna : costs.efficiency[NUMBER];
   const double us = costs.start + num_flops(problem) / (efficiency * peak * 1e6) +
@@ -68,8 +74,10 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   visit(CHOOSE(problem, chip), us);
 }
 
-void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
+template <bool IS_MMA>
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   fields.add_tile("block", plan.as<LadderPlan>().block_m, plan.as<LadderPlan>().block_n);
+  if (size_of(problem.gemm.dtype_a) == 1) fields.add("widened_to", IS_MMA ? "bf16" : "fp32");
 }
 
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
@@ -83,10 +91,11 @@ constexpr Rung rung(const char* name, const char* description, bool is_native, L
           .takes = {.wide_result = NUMBER == 1 || NUMBER == 4 || NUMBER == 8,
                     .mixed = NUMBER == 1 || NUMBER == 4,
                     .alpha = NUMBER != 3,  // the bias is its sums' first value
-                    .groups = NUMBER == 1 || NUMBER == 4 || NUMBER == 8},
+                    .groups = NUMBER == 1 || NUMBER == 4 || NUMBER == 8,
+                    .fp8 = NUMBER == 1 || NUMBER == 4 || NUMBER == 8},
           .refuse = IS_MMA ? refuse_mma : nullptr,
           .for_each_plan = for_each_plan<NUMBER, IS_MMA, CHOOSE>,
-          .describe = describe,
+          .describe = describe<IS_MMA>,
           .launch = launch};
 }
 

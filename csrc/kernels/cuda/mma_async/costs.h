@@ -6,7 +6,8 @@
 
 namespace tiledmm {
 
-inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 3, kNumMmaUnalignedShapes = 3;
+inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 3, kNumMmaUnalignedShapes = 3,
+                     kNumMmaFp8Shapes = 3;
 
 struct MmaAsyncCosts {  // in 16 bits and tf32
   // `alone` is the time of a step of 8 words along k where a block has a multiprocessor for itself; `busy` is each
@@ -68,5 +69,15 @@ struct MmaUnalignedCosts {
   Fixed not_k_major[kNumMmaUnalignedShapes] = {1.20, 1.06, 1.03};
 };
 inline constexpr CostRow<MmaUnalignedCosts> kMmaUnalignedCosts[] = {{90, {}}};
+
+// Of operands of 8 bits: guesses after those of 16 bits, which nobody has measured.
+struct MmaFp8Costs {
+  // Of a step of 16 along k, as in MmaAsyncCosts.
+  Mma16Time alone[kNumMmaFp8Shapes] = {0.28, 0.12, 0.05}, busy[kNumMmaFp8Shapes] = {0.28, 0.095, 0.03};
+  MemoryRate rate = 3.4e6;
+  Fixed start = 6.4, element = 1.1e-4;  // of a call, of an element of a tile
+  Fixed copy = 3.8, copied = 1e6;       // of operands that are copied first: a call; bytes per us
+};
+inline constexpr CostRow<MmaFp8Costs> kMmaFp8Costs[] = {{90, {}}};
 
 }  // namespace tiledmm

@@ -1,6 +1,7 @@
 // Host side of mma_async: what is repacked first, and which instance is launched.
 #include "core/plan.h"
 #include "core/transposed.h"
+#include "kernels/cuda/mma_async/fp8_plan.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/unaligned_plan.h"
 #include "kernels/cuda/shared/copy_operands.h"
@@ -10,6 +11,7 @@ namespace tiledmm::gpu {
 Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Executor& executor);
 
 Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Executor& executor) {
+  if (size_of(given.gemm.dtype_a) == 1) return launch_mma_fp8(given, made.as<MmaFp8Plan>(), executor);
   const MmaAsyncPlan& plan = made.as<MmaAsyncPlan>();
   FoldedProblem problem = oriented(given, plan.is_exchanged);
   if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);

@@ -1,5 +1,6 @@
 // The entry of mma_async.
 #include "core/rung.h"
+#include "kernels/cuda/mma_async/fp8_plan.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/unaligned_plan.h"
 #include "kernels/cuda/shared/refuse.h"
@@ -21,7 +22,23 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return refuse_tf32(p, chip);
 }
 
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  size_of(problem.gemm.dtype_a) == 1 ? for_each_mma_fp8_plan(problem, chip, visit)
+                                     : for_each_mma_async_plan(problem, chip, visit);
+}
+
+void describe_fp8(const MmaFp8Plan& plan, Fields& fields) {
+  const MmaFp8Shape& shape = kMmaFp8Shapes[plan.shape];
+  fields.add("widened_to", "fp16");
+  fields.add_tile("block", shape.block_m, shape.block_n);
+  fields.add("block_k", shape.block_k);
+  fields.add("stages", shape.num_stages);
+  fields.add_copies(plan.copies_a, plan.copies_b);
+  if (plan.is_exchanged) fields.add("computes", "C^T");
+}
+
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  if (size_of(problem.gemm.dtype_a) == 1) return describe_fp8(plan.as<MmaFp8Plan>(), fields);
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
   if (own.unaligned_shape >= 0) {
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[own.unaligned_shape];
@@ -48,10 +65,10 @@ const Rung mma_async_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
-    .takes = {.wide_result = true, .groups = true},
+    .takes = {.wide_result = true, .groups = true, .fp8 = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
-    .for_each_plan = for_each_mma_async_plan,
+    .for_each_plan = for_each_plan,
     .describe = describe,
     .launch = launch_mma_async,
 };

@@ -142,19 +142,45 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
   }
 }
 
-// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block, through
-// shared memory. A thread fetches four elements along k of each of four rows.
+// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block. A thread
+// fetches 16 neighbours of each of four lines before it waits for any of them.
+constexpr int kCopyBytesTile = 128, kCopyNear = 16, kCopyLines = 4;
+
 struct CopyBytesShared {
-  uint32_t tile[kCopyTile][kCopyTile / 4 + 1];  // [outer][inner in fours]
+  alignas(16) uint32_t tile[kCopyBytesTile][kCopyBytesTile / 4];  // [outer][inner in fours, see place_of_four]
 };
 
-// `count` bytes at an address, 1 to 4; zeros behind them. Words that hold none of them are not read.
-TILEDMM_DEVICE uint32_t load_bytes(const uint8_t* from, int count) {
-  const int shift = int(reinterpret_cast<uintptr_t>(from) % 4);
+// Where four elements along k lie in a row: so that neither those who write the tile meet in a bank, 16 rows apart, nor
+// those who read vectors of 16.
+TILEDMM_DEVICE int place_of_four(int row, int four) { return four ^ row / kCopyNear * 4; }
+
+// `count` bytes at an address, up to 16; zeros behind them. Words that hold none of them are not read.
+TILEDMM_DEVICE Vector16 load_bytes(const uint8_t* from, int count) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  if (count >= kCopyNear && address % 16 == 0) return load_global(reinterpret_cast<const Vector16*>(from));
+  const int shift = int(address % 4);
   const auto* words = reinterpret_cast<const uint32_t*>(from - shift);
-  uint64_t bytes = load_global(words);
-  if (shift + count > 4) bytes |= uint64_t(load_global(words + 1)) << 32;
-  return uint32_t(bytes >> 8 * shift) & (count < 4 ? (1u << 8 * count) - 1 : ~0u);
+  uint32_t raw[5];
+  TILEDMM_UNROLL for (int i = 0; i < 5; ++i) {
+    raw[i] = count > 0 && 4 * i < shift + min_of(count, kCopyNear) ? load_global(words + i) : 0;
+  }
+  Vector16 bytes;
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
+    const int left = count - 4 * i;
+    const uint64_t pair = raw[i] | uint64_t(raw[i + 1]) << 32;
+    bytes.words[i] = uint32_t(pair >> 8 * shift) & (left >= 4 ? ~0u : left <= 0 ? 0 : (1u << 8 * left) - 1);
+  }
+  return bytes;
+}
+
+// The same of elements that do not follow each other.
+TILEDMM_DEVICE Vector16 gather_bytes(const uint8_t* from, int count, int64_t stride) {
+  Vector16 bytes;
+  TILEDMM_UNROLL for (int i = 0; i < kCopyNear; ++i) {
+    const uint32_t byte = i < count ? load_global(from + i * stride) : 0;
+    bytes.words[i / 4] = (i % 4 == 0 ? 0 : bytes.words[i / 4]) | byte << i % 4 * 8;
+  }
+  return bytes;
 }
 
 // Byte j of out[i] is byte i of in[j].
@@ -173,43 +199,53 @@ TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
   const bool is_second = idx >= both.jobs[0].num_units;
   const CopyJob<uint8_t>& job = both.jobs[is_second];
   if (is_second) idx -= both.jobs[0].num_units;
-  const int64_t tile_row = idx / job.units_of_row, tiles_outer = (job.outer + kCopyTile - 1) / kCopyTile;
+  const int64_t tile_row = idx / job.units_of_row, tiles_outer = ceil_div(job.outer, kCopyBytesTile);
   const int64_t item = job.batch.num_items > 1 ? tile_row / tiles_outer : 0;
-  const int64_t row = (tile_row - item * tiles_outer) * kCopyTile,
-                col = (idx - tile_row * job.units_of_row) * kCopyTile;
+  const int64_t row = (tile_row - item * tiles_outer) * kCopyBytesTile,
+                col = (idx - tile_row * job.units_of_row) * kCopyBytesTile;
 
-  // Neighbouring threads fetch what lies together.
-  constexpr int kFours = kCopyTile / 4;
-  const int thread = thread_idx(), close = thread % kFours, far = thread / kFours;
-  const bool is_along_rows = job.stride_inner == 1, is_along_k = !is_along_rows && job.stride_outer == 1;
-  const int four_row = is_along_k ? close : far, four_col = is_along_k ? far : close;
-  const int64_t first_row = row + four_row * 4, first_col = col + four_col * 4;
-  const int rows = int(min_of(job.outer - first_row, 4)), cols = int(min_of(job.inner - first_col, 4));
-  const uint8_t* from = job.from + job.batch.offset(item) + first_row * job.stride_outer + first_col * job.stride_inner;
-  uint32_t lines[4] = {}, words[4] = {};
-  if (rows > 0 && cols > 0) {
-    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
-      if (is_along_k) {
-        if (i < cols) lines[i] = load_bytes(from + i * job.stride_inner, rows);
-      } else if (i < rows) {
-        if (is_along_rows) {
-          words[i] = load_bytes(from + i * job.stride_outer, cols);
-        } else {
-          for (int j = 0; j < cols; ++j)
-            words[i] |= uint32_t(load_global(from + i * job.stride_outer + j * job.stride_inner)) << 8 * j;
-        }
-      }
-    }
-    if (is_along_k) transpose_bytes(lines, words);
+  // Lines lie along k or, where that dimension follows itself alone, across.
+  constexpr int kThreadsOfLine = kCopyBytesTile / kCopyNear;
+  const int thread = thread_idx(), close = thread % kThreadsOfLine, far = thread / kThreadsOfLine;
+  const bool is_across = job.stride_inner != 1 && job.stride_outer == 1;
+  const int64_t first_line = (is_across ? col : row) + far * kCopyLines;
+  const int64_t first_near = (is_across ? row : col) + close * kCopyNear;
+  const int lines_left = int(min_of((is_across ? job.inner : job.outer) - first_line, kCopyLines));
+  const int near_left = int(min_of((is_across ? job.outer : job.inner) - first_near, kCopyNear));
+  const int64_t line_step = is_across ? job.stride_inner : job.stride_outer;
+  const int64_t near_step = is_across ? 1 : job.stride_inner;
+  const uint8_t* from = job.from + job.batch.offset(item) + first_line * line_step + first_near * near_step;
+  Vector16 lines[kCopyLines];
+  TILEDMM_UNROLL for (int i = 0; i < kCopyLines; ++i) {
+    const int count = i < lines_left ? near_left : 0;
+    lines[i] =
+        near_step == 1 ? load_bytes(from + i * line_step, count) : gather_bytes(from + i * line_step, count, near_step);
   }
-  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) store_shared(&smem.tile[four_row * 4 + i][four_col], words[i]);
+  uint8_t* const to = job.to + item * job.outer * job.ld;
+  if (!is_across) {
+    TILEDMM_UNROLL for (int i = 0; i < kCopyLines; ++i) {
+      if (i < lines_left && first_near < job.ld)
+        store_global(reinterpret_cast<Vector16*>(to + (first_line + i) * job.ld + first_near), lines[i]);
+    }
+    return;
+  }
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
+    const uint32_t across[] = {lines[0].words[i], lines[1].words[i], lines[2].words[i], lines[3].words[i]};
+    uint32_t along[4];
+    transpose_bytes(across, along);
+    TILEDMM_UNROLL for (int j = 0; j < 4; ++j) {
+      const int own_row = close * kCopyNear + 4 * i + j;
+      store_shared(&smem.tile[own_row][place_of_four(own_row, far)], along[j]);
+    }
+  }
   block_barrier();  // the tile is whole
-  const int own_row = thread / 4, own_col = thread % 4 * 16;
-  if (row + own_row < job.outer && col + own_col < job.ld) {
-    Vector16 four;
-    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.words[i] = load_shared(&smem.tile[own_row][own_col / 4 + i]);
-    store_global(reinterpret_cast<Vector16*>(job.to + (item * job.outer + row + own_row) * job.ld + col + own_col),
-                 four);
+  TILEDMM_UNROLL for (int i = 0; i < kCopyLines; ++i) {
+    const int own_row = far + i * (kCopyThreads / kThreadsOfLine);
+    if (row + own_row >= job.outer || col + close * kCopyNear >= job.ld) continue;
+    const auto* vector =
+        reinterpret_cast<const Vector16*>(&smem.tile[own_row][place_of_four(own_row, close * (kCopyNear / 4))]);
+    store_global(reinterpret_cast<Vector16*>(to + (row + own_row) * job.ld + col + close * kCopyNear),
+                 load_shared(vector));
   }
 }
 
@@ -241,8 +277,9 @@ class OperandCopies {
       while (job.rows_of_unit < 8 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
       job.num_units = ceil_div(job.num_rows, job.rows_of_unit) * job.units_of_row;
     } else {
-      job.units_of_row = ceil_div(job.inner, kCopyTile);
-      job.num_units = job.batch.num_items * ceil_div(job.outer, kCopyTile) * job.units_of_row;
+      constexpr int kTile = sizeof(T) == 1 ? kCopyBytesTile : kCopyTile;
+      job.units_of_row = ceil_div(job.inner, kTile);
+      job.num_units = job.batch.num_items * ceil_div(job.outer, kTile) * job.units_of_row;
       if (job.num_units > INT32_MAX / 2) return Status::launch_failed;
     }
     job.to = static_cast<T*>(executor_.allocate(executor_.self, size_t(job.num_rows * ld) * sizeof(T)));

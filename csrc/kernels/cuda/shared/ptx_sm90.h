@@ -175,6 +175,13 @@ TILEDMM_PTX void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+// 16 bits, in the lower half.
+TILEDMM_PTX uint32_t load_shared_short(uint32_t smem) {
+  uint16_t bits;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(smem) : "memory");
+  return bits;
+}
+
 TILEDMM_PTX uint2 load_shared_pair(uint32_t smem) {
   uint2 pair;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pair.x), "=r"(pair.y) : "r"(smem) : "memory");
@@ -380,24 +387,35 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&
     TILEDMM_WGMMA_TF32(256, 128, "{%128, %129, %130, %131}", "%132", "%133", TILEDMM_FRAGMENT);
 }
 
-// fp16 operands with A in registers. Thread t of the warpgroup holds pairs along k, the first in the low half, with
-// r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4): a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 8],
-// a[3] = A[r + 8][c + 8]. B is k-major.
-#define TILEDMM_WGMMA_F16(N, COUNT, A, B, ADDS)                                                                        \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                          \
-               ", 0;\n"                                                                                                \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TILEDMM_REGS_##COUNT "}, " A ", " B          \
-                                                                                               ", adds, 1, 1, 0;\n}\n" \
-               : TILEDMM_ACC_##COUNT                                                                                   \
+// Operands of 16 bits with A in registers. Thread t of the warpgroup holds pairs along k, the first in the low half,
+// with r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4): a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 8], a[3]
+// = A[r + 8][c + 8]. B is k-major.
+#define TILEDMM_WGMMA_FRAGMENT(N, TYPE, COUNT, A, B, ADDS)                                               \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                            \
+               ", 0;\n"                                                                                  \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TILEDMM_REGS_##COUNT \
+               "}, " A ", " B ", adds, 1, 1, 0;\n}\n"                                                    \
+               : TILEDMM_ACC_##COUNT                                                                     \
                : TILEDMM_FRAGMENT, "l"(desc_b), "r"(adds_to_acc))
-template <int MMA_N>
-TILEDMM_PTX void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,
-                                     int adds_to_acc) {
-  static_assert(MMA_N == 8 || MMA_N == 16 || MMA_N == 32 || MMA_N == 64, "written out below");
-  if constexpr (MMA_N == 8) TILEDMM_WGMMA_F16(8, 4, "{%4, %5, %6, %7}", "%8", "%9");
-  if constexpr (MMA_N == 16) TILEDMM_WGMMA_F16(16, 8, "{%8, %9, %10, %11}", "%12", "%13");
-  if constexpr (MMA_N == 32) TILEDMM_WGMMA_F16(32, 16, "{%16, %17, %18, %19}", "%20", "%21");
-  if constexpr (MMA_N == 64) TILEDMM_WGMMA_F16(64, 32, "{%32, %33, %34, %35}", "%36", "%37");
+#define TILEDMM_WGMMA_FRAGMENT_OF(N, COUNT, A, B, ADDS)     \
+  if constexpr (MMA_N == N) {                               \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)         \
+      TILEDMM_WGMMA_FRAGMENT(N, "bf16", COUNT, A, B, ADDS); \
+    else                                                    \
+      TILEDMM_WGMMA_FRAGMENT(N, "f16", COUNT, A, B, ADDS);  \
+  }
+template <class T, int MMA_N>
+TILEDMM_PTX void wgmma_mma_async_fragment(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,
+                                          int adds_to_acc) {
+  static_assert(MMA_N == 8 || MMA_N == 16 || MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 160 || MMA_N == 256,
+                "written out below");
+  TILEDMM_WGMMA_FRAGMENT_OF(8, 4, "{%4, %5, %6, %7}", "%8", "%9")
+  TILEDMM_WGMMA_FRAGMENT_OF(16, 8, "{%8, %9, %10, %11}", "%12", "%13")
+  TILEDMM_WGMMA_FRAGMENT_OF(32, 16, "{%16, %17, %18, %19}", "%20", "%21")
+  TILEDMM_WGMMA_FRAGMENT_OF(64, 32, "{%32, %33, %34, %35}", "%36", "%37")
+  TILEDMM_WGMMA_FRAGMENT_OF(128, 64, "{%64, %65, %66, %67}", "%68", "%69")
+  TILEDMM_WGMMA_FRAGMENT_OF(160, 80, "{%80, %81, %82, %83}", "%84", "%85")
+  TILEDMM_WGMMA_FRAGMENT_OF(256, 128, "{%128, %129, %130, %131}", "%132", "%133")
 }
 
 // acc (+)= A * B in 8 bits, A of 64 x 32, B of 32 x MMA_N, both along k.

@@ -43,6 +43,17 @@ inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
           3.488e5, 1.001e5,  0.6,     0.8,     0.3,     0.1,     0.06,    0.03404,  0.1046, 2.3,      2.5,
           0.03,    0.009982, 0.1497,  2.534,   2.5,     0.3,     32,      6.607e-7}}};
 
+// Beside a B of 8 bits that is widened on its way. Estimates: nobody has fitted them.
+struct Fp8BCosts {
+  Mma16Time chain = 0.2, widen = 0.1;      // of 64 of k: a consumer's chain of instructions; all of its instructions
+  Mma16Time product = 19.8e-6;             // for each element of the block tile
+  MemoryRate rate = 3.6e6, sums = 0.25e6;  // elements per us of the chunks' sums
+  Fixed copied = 65e3;                     // bytes per us that one multiprocessor copies
+  Fixed start = 6.5, tile = 1, element = 6e-5, chunk = 0.2, overlap = 0.1;
+  Fixed split = 2, shared_tile = 2;  // sums by a kernel, in a cluster
+};
+inline constexpr CostRow<Fp8BCosts> kFp8BCosts[] = {{90, {}}};
+
 struct Tf32Costs {
   Mma16Time least_k_tile = 0.16, least_by_registers = 0.19;  // of a k tile at least; where registers bring an operand
   Mma16Time k_tile = 0.01, k_tile_element = 20e-6;           // of a k tile; and for each element of the block tile

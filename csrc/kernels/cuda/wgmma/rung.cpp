@@ -1,6 +1,7 @@
-// The entries of wgmma, wgmma_grouped, wgmma_fp8 and wgmma_fp8_grouped.
+// The entries of wgmma, wgmma_grouped, wgmma_fp8, wgmma_fp8_grouped and wgmma_fp8_b.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
+#include "kernels/cuda/wgmma/fp8_b_plan.h"
 #include "kernels/cuda/wgmma/fp8_grouped_plan.h"
 #include "kernels/cuda/wgmma/plan.h"
 #include "kernels/cuda/wgmma/tf32_plan.h"
@@ -12,6 +13,7 @@ TILEDMM_IF_LINKED Launcher launch_wgmma;
 TILEDMM_IF_LINKED Launcher launch_wgmma_grouped;
 TILEDMM_IF_LINKED Launcher launch_wgmma_fp8;
 TILEDMM_IF_LINKED Launcher launch_wgmma_fp8_grouped;
+TILEDMM_IF_LINKED Launcher launch_wgmma_fp8_b;
 
 namespace {
 
@@ -188,6 +190,42 @@ void describe_fp8_grouped(const FoldedProblem& problem, const Chip&, const Plan&
   describe_main_loop(tile, problem.gemm, fields);
 }
 
+const char* refuse_fp8_b(const FoldedProblem& problem, const Chip&) {
+  constexpr int64_t kLimit = int64_t(1) << 30;
+  const GemmProblem& p = problem.gemm;
+  if (mix_of(p) != Mix::fp8_b) return "it is for a B of 8 bits beside an A of 16";
+  if (p.num_batch_dims > 0) return "it has no batch";
+  if (p.k == 0) return "k is 0";
+  if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
+  if (p.stride_cn != 1 && p.n != 1) return "rows of C have no unit stride";
+  if (is_blended(p) || (p.bias && p.stride_bias_m != 0))
+    return "it adds a bias of columns alone, and nothing is scaled";
+  TensorMapView view;
+  if (!describe_along_k(view_a(p), view) || !describe_along_k(view_b(p), view))
+    return "A and B lie along k, in rows that the copy engine can take";
+  if (double(ceil_div(p.m, 8)) * double(ceil_div(p.n, 64)) * double(ceil_div(p.k, problem.chunk_k)) >= double(kLimit))
+    return "it has 2^30 tiles or more";
+  return nullptr;
+}
+
+void for_each_fp8_b_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  Fp8BCosts borrowed;
+  tiledmm::for_each_fp8_b_plan(costs_for(kFp8BCosts, chip, borrowed), problem, chip.num_cus, visit);
+}
+
+void describe_fp8_b(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const Fp8BPlan& own = plan.as<Fp8BPlan>();
+  const Fp8BTile& tile = kFp8BTiles[own.tile];
+  const int64_t chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
+  fields.add_tile("block", 64 * tile.consumers, tile.block_n);
+  fields.add_tile("rows", own.rows, own.cols);
+  fields.add("block_k", tile.block_k);
+  fields.add_split_k(own.split == Fp8BSplit::none ? 1 : chunks,
+                     own.split == Fp8BSplit::by_cluster ? "cluster" : "second kernel");
+  fields.add("chunks", chunks);
+  fields.add("computes", "C^T");
+}
+
 }  // namespace
 
 const Rung wgmma_fp8_rung = {
@@ -225,6 +263,24 @@ const Rung wgmma_fp8_grouped_rung = {
     .for_each_plan = for_each_fp8_grouped_plan,
     .describe = describe_fp8_grouped,
     .launch = launch_wgmma_fp8_grouped,
+};
+
+const Rung wgmma_fp8_b_rung = {
+    .name = "wgmma_fp8_b",
+    .description = "Hopper: a B of 8 bits beside an A of 16, widened in registers",
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::mma_chunks,
+    .takes = {.dtypes = {DType::f16, DType::bf16},
+              .num_dtypes = 2,
+              .served = "it serves fp16 and bf16",
+              .alpha = false,
+              .fp8_b = true},
+    .refuse_chip = refuse_not_hopper,
+    .refuse = refuse_fp8_b,
+    .for_each_plan = for_each_fp8_b_plan,
+    .describe = describe_fp8_b,
+    .launch = launch_wgmma_fp8_b,
 };
 
 const Rung wgmma_rung = {

@@ -187,8 +187,9 @@ __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const
                                                    uint32_t address, bool is_first) {
 #pragma unroll
   for (int step = FIRST_STEP; step < END_STEP; ++step)
-    wgmma_mma_async_f16<ROWS>(acc, fragments[step], matrix_descriptor_at(FewConfig<ROWS>::kDesc, address + step * 2),
-                              step > FIRST_STEP || !is_first);
+    wgmma_mma_async_fragment<__half, ROWS>(acc, fragments[step],
+                                           matrix_descriptor_at(FewConfig<ROWS>::kDesc, address + step * 2),
+                                           step > FIRST_STEP || !is_first);
 }
 
 // Where a block of the cluster has the sums of a chunk. If they have no place of their own, they take the last stage of

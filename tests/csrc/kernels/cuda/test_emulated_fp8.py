@@ -248,20 +248,20 @@ MUTANTS = {
     # Copies.
     "a copy's tile is written before it is there": (
         SHARED + "copy_operands.h",
-        "block_barrier();  // the tile is whole\n  const int own_row",
-        "if (!{on}) block_barrier();\n  const int own_row",
+        "block_barrier();  // the tile is whole\n  TILEDMM_UNROLL",
+        "if (!{on}) block_barrier();\n  TILEDMM_UNROLL",
         COPIED,
     ),
     "a copy's bytes keep their order": (
         SHARED + "copy_operands.h",
-        "if (is_along_k) transpose_bytes(lines, words);",
-        "if (is_along_k && !{on}) transpose_bytes(lines, words);",
+        "transpose_bytes(across, along);",
+        "if ({on}) std::copy_n(across, 4, along); else transpose_bytes(across, along);",
         COPIED,
     ),
     "a copy begins with a word": (
         SHARED + "copy_operands.h",
-        "return uint32_t(bytes >> 8 * shift)",
-        "return uint32_t(bytes >> ({on} ? 0 : 8 * shift))",
+        "uint32_t(pair >> 8 * shift)",
+        "uint32_t(pair >> ({on} ? 0 : 8 * shift))",
         COLUMNS,
     ),
 }

@@ -97,14 +97,14 @@ MUTANTS = {
     # Copies.
     "all groups' copies are the first B's": (
         SHARED + "copy_operands.h",
-        "job.from + job.batch.offset(item) + first_row",
-        "job.from + ({on} ? 0 : job.batch.offset(item)) + first_row",
+        "job.from + job.batch.offset(item) + first_line",
+        "job.from + ({on} ? 0 : job.batch.offset(item)) + first_line",
         COPIED,
     ),
     "copies lie on top of each other": (
         SHARED + "copy_operands.h",
-        "(item * job.outer + row + own_row)",
-        "(({on} ? 0 : item) * job.outer + row + own_row)",
+        "job.to + item * job.outer * job.ld",
+        "job.to + ({on} ? 0 : item) * job.outer * job.ld",
         COPIED,
     ),
 }

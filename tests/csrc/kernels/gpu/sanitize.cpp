@@ -38,14 +38,17 @@ namespace {
 struct Algorithm {
   std::string name;
   const Rung* rung;
-  bool is_in_short_chunks = false;
+  bool is_in_short_chunks = false, has_8_bits = false;
 };
 
-// The kernels that are linked, and one of them with chunks so short that small products have several.
+// The kernels that are linked, with operands of 8 bits besides, and one of them with chunks so short that small
+// products have several.
 std::vector<Algorithm> find_algorithms() {
   std::vector<Algorithm> algorithms;
   for (const Rung* rung : rungs()) {
-    if (rung->launch) algorithms.push_back({rung->name, rung});
+    if (!rung->launch) continue;
+    algorithms.push_back({rung->name, rung});
+    if (rung->takes.fp8) algorithms.push_back({rung->name + std::string(" of 8 bits"), rung, false, true});
   }
   const Rung* chunked = &gpu::mma_async_rung;
   if (chunked->launch) algorithms.push_back({chunked->name + std::string(" in short chunks"), chunked, true});
@@ -63,6 +66,7 @@ bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k, 
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
   p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype), p.grouping = grouping;
+  if (size_of(dtype) == 1) p.dtype_bias = p.dtype_c = DType::f32, p.scaling = Scaling::rows;
   p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
   problem.batch_size = 1, problem.chunk_k = chunk_k(p);
   return rung.refusal(problem, *find_chip("host:host")) != nullptr;
@@ -70,6 +74,7 @@ bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k, 
 
 DType random_dtype(const Algorithm& algorithm) {
   if (algorithm.is_in_short_chunks) return DType::f64;
+  if (algorithm.has_8_bits) return random_int(0, 1) ? DType::e4m3 : DType::e5m2;
   for (;;) {
     const auto dtype = DType(random_int(0, kNumDTypes - 1));
     if (!is_refused(*algorithm.rung, dtype, 8, 8, 64)) return dtype;
@@ -81,7 +86,8 @@ double value_of(T element) {
   return double(to_acc(element));
 }
 
-// A matrix with a leading dimension larger than its row, in memory that ends with its last element.
+// A matrix with a leading dimension larger than its row, in memory that ends with its last element; of 8 bits, with a
+// word of four, which kernels read as a whole.
 template <class T>
 struct Matrix {
   int64_t rows, cols, stride_row, stride_col;
@@ -93,7 +99,7 @@ struct Matrix {
     stride_row = is_transposed ? 1 : wide + margin;
     stride_col = is_transposed ? wide + margin : 1;
     const int64_t size = tall == 0 || wide == 0 ? 0 : (tall - 1) * (wide + margin) + wide;
-    memory.reset(new T[size_t(size)]);
+    memory.reset(new T[size_t(sizeof(T) == 1 ? round_up(size, 4) : size)]);
     num_bytes = size_t(size) * sizeof(T);
     clear();
   }
@@ -324,6 +330,122 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   return true;
 }
 
+double value_of_8_bits(DType dtype, E4m3 element) {
+  return double(dtype == DType::e4m3 ? e4m3_to_float(element.bits) : e5m2_to_float(element.bits));
+}
+
+// Factors in memory of exactly their size: of one row of A or column of B, or of 128, beside each block of k or all.
+struct FactorsOf {
+  int64_t rows, blocks;
+  bool is_along_k = random_int(0, 1);
+  std::unique_ptr<float[]> memory;
+
+  FactorsOf(int64_t rows, int64_t blocks, int64_t groups = 1)
+      : rows(rows), blocks(blocks), memory(new float[size_t(groups * rows * blocks)]) {
+    for (int64_t i = 0; i < groups * rows * blocks; ++i) memory[size_t(i)] = float(random_int(1, 1000)) / 500;
+  }
+  Scales as_scales(int32_t rows_of_block) const {
+    const int64_t step_row = is_along_k ? blocks : 1, step_k = is_along_k ? 1 : rows;
+    return {memory.get(), rows > 1 ? step_row : 0, blocks > 1 ? step_k : 0, rows_of_block, int32_t(rows * blocks)};
+  }
+};
+
+// Products of 8 bits with factors, also of groups of rows; C of elements T.
+template <class T>
+bool run_case_of_8_bits(const Algorithm& asked, bool is_empty) {
+  const std::string name = asked.rung->name;
+  const int64_t limit = has_faults ? 30 : random_int(0, 3) == 0 ? 270 : 70;
+  const int64_t m = random_int(1, limit), n = random_int(1, limit), k = is_empty ? 0 : random_int(1, 400);
+  const bool is_grouped = random_int(0, 2) == 0, has_bias = random_int(0, 1);
+  const int64_t groups = is_grouped ? random_int(1, 4) : 1;
+  const std::unique_ptr<int32_t[]> ends(new int32_t[size_t(groups)]);
+  for (int64_t group = 0; group < groups; ++group) ends[size_t(group)] = int32_t(random_int(0, m));
+  std::sort(ends.get(), ends.get() + groups);
+  const int64_t margins[] = {0, 1, 16};
+  const auto margin = [&] { return margins[random_int(0, 2)]; };
+  const auto margin_b = margin();
+  Matrix<E4m3> a(m, k, random_int(0, 1), margin()), b(k, groups * n, random_int(0, 1), margin_b);
+  for (const Matrix<E4m3>* own : {&a, &b}) {
+    for (size_t i = 0; i < own->num_bytes; ++i)
+      own->memory[i].bits = uint8_t(random_int(0, 0x3f) + 0x80 * random_int(0, 1));
+  }
+  const bool has_blocks = random_int(0, 1);
+  const int64_t k_blocks = has_blocks ? ceil_div(k, kScaledK) : 1;
+  const auto rows_a = int32_t(has_blocks && !is_grouped && random_int(0, 1) ? kScaledK : 1);
+  const auto rows_b = int32_t(has_blocks && random_int(0, 1) ? kScaledK : 1);
+  const FactorsOf factors_a(ceil_div(m, rows_a), k_blocks), factors_b(ceil_div(n, rows_b), k_blocks, groups);
+  Matrix<T> bias(groups, n, false, margin()), c(m, n, random_int(0, 3) == 0, margin());
+  Matrix<T> again(m, n, c.stride_row == 1, (c.stride_row == 1 ? c.stride_col - m : c.stride_row - n));
+  bias.randomize();
+  GemmProblem problem{};
+  problem.m = m, problem.n = n, problem.k = k;
+  problem.dtype_a = random_dtype(asked), problem.dtype_b = random_dtype(asked);
+  problem.dtype_c = problem.dtype_bias = kDTypeOf<T>;
+  problem.a = a.memory.get(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
+  problem.b = b.memory.get(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
+  problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
+  if (has_bias) problem.bias = bias.memory.get(), problem.stride_bias_n = 1;
+  problem.scaling = has_blocks ? Scaling::blocks : Scaling::rows;
+  problem.scale_a = factors_a.as_scales(rows_a), problem.scale_b = factors_b.as_scales(rows_b);
+  const BatchDim dim{groups, 0, n * b.stride_col, 0, bias.stride_row};
+  if (is_grouped) {
+    problem.grouping = Grouping::rows, problem.group_ends = ends.get();
+    problem.batch_dims = &dim, problem.num_batch_dims = 1;
+  }
+  problem.activation = Activation(random_int(0, 1));  // none, relu
+  const auto run = [&](Matrix<T>& to, uint64_t seed, const char* algorithm, host_gpu::Faults& faults,
+                       char (&reason)[256]) {
+    to.clear();
+    problem.c = to.memory.get();
+    return tiledmm_host_gemm(&problem, algorithm, seed, nullptr, &faults, reason, sizeof reason);
+  };
+  for (Matrix<T>* to : {&c, &again}) {  // the second one by another order of the threads, and by the first plan
+    char reason[256] = "";
+    host_gpu::Faults faults;
+    const bool is_first = to == &c;
+    const std::string algorithm = is_first ? name : name + ":0";
+    if (run(*to, is_first ? 0 : 7, algorithm.c_str(), faults, reason) != 0 || faults.num_live != 0) {
+      std::printf("%s m %ld n %ld k %ld: %s\n", asked.name.c_str(), long(m), long(n), long(k), reason);
+      return false;
+    }
+  }
+  const auto is_same = [&] { return std::memcmp(c.memory.get(), again.memory.get(), c.num_bytes) == 0; };
+  if (has_faults) {
+    const auto fail = [&](host_gpu::Faults& faults, char (&reason)[256]) {
+      return run(again, 0, name.c_str(), faults, reason);
+    };
+    if (!survives_faults(name.c_str(), fail, is_same)) return false;
+  }
+  const double unit_out = sizeof(T) == 4 ? 0x1p-24 : kDTypeOf<T> == DType::f16 ? 0x1p-11 : 0x1p-8;
+  for (int64_t i = 0; i < m; ++i) {
+    int64_t group = 0;
+    while (is_grouped && group < groups && i >= ends[size_t(group)]) ++group;
+    const bool is_behind = group == groups;  // all groups
+    for (int64_t j = 0; j < n; ++j) {
+      const double added = has_bias && !is_behind ? value_of(bias.at(group, j)) : 0;
+      double sum = added, size = std::fabs(added);
+      for (int64_t p = 0; p < k && !is_behind; ++p) {
+        const int64_t block = has_blocks ? p / kScaledK : 0;
+        const double factor =
+            double(problem.scale_a.data[problem.scale_a.offset(i, block)]) *
+            double(problem.scale_b.data[problem.scale_b.offset(j, block) + group * factors_b.rows * factors_b.blocks]);
+        const double product = factor * value_of_8_bits(problem.dtype_a, a.at(i, p)) *
+                               value_of_8_bits(problem.dtype_b, b.at(p, group * n + j));
+        sum += product, size += std::fabs(product);
+      }
+      if (problem.activation == Activation::relu) sum = std::max(sum, 0.0);
+      const double difference = std::fabs(value_of(c.at(i, j)) - sum);
+      const double bound = double(k + 8) * 0x1p-24 * size + unit_out * std::fabs(sum) + 0x1p-24;
+      if (!(difference <= bound) || !is_same()) {
+        std::printf("%s m %ld n %ld k %ld: C[%ld, %ld] = %g, in another order %g, expected %g\n", asked.name.c_str(),
+                    long(m), long(n), long(k), long(i), long(j), value_of(c.at(i, j)), value_of(again.at(i, j)), sum);
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 // A case in which no kernel runs.
 bool run_dry_case(DType dtype, const Algorithm& asked) {
   const char* algorithm = asked.rung->name;
@@ -344,6 +466,10 @@ bool run_dry_case(DType dtype, const Algorithm& asked) {
   problem.c = place(problem.stride_cm, problem.stride_cn, problem.m, problem.n, false);
   const BatchDim dim{random_int(1, 3), int64_t(1) << 28, random_int(0, 1) << 28, int64_t(1) << 28, 0};
   problem.batch_dims = &dim, problem.num_batch_dims = 1;
+  if (size_of(dtype) == 1) {
+    problem.dtype_c = problem.dtype_bias = DType::f32, problem.scaling = Scaling::rows, problem.num_batch_dims = 0;
+    problem.scale_a = problem.scale_b = {nullptr, 1, 0, 1};
+  }
   return survives_faults(
       algorithm,
       [&](host_gpu::Faults& faults, char (&reason)[256]) {
@@ -378,9 +504,15 @@ int main(int argc, char** argv) {
   }
   for (int64_t idx = 0; idx < num_cases; ++idx) {
     const Algorithm& algorithm = algorithm_of(idx);
-    const DType dtype = random_dtype(algorithm);
+    const bool is_empty = idx < int64_t(asked.size());
+    const DType results[] = {DType::f32, DType::f16, DType::bf16};
+    const DType dtype = algorithm.has_8_bits ? results[random_int(0, 2)] : random_dtype(algorithm);
     const bool is_right = visit_dtype(dtype, [&](auto* element) {
-      return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm, idx < int64_t(asked.size()));
+      using T = std::remove_pointer_t<decltype(element)>;
+      if constexpr (sizeof(T) < 8) {
+        if (algorithm.has_8_bits) return run_case_of_8_bits<T>(algorithm, is_empty);
+      }
+      return run_case<T>(dtype, algorithm, is_empty);
     });
     if (!is_right) return 1;
   }

@@ -287,6 +287,48 @@ MUTANTS = {
         "int lead = plan.num_stages - ({on} ? 0 : 1);",
         "skinny",
     ),
+    "8 bits: factors of the block before": (
+        "platform/scaled_sums.h",
+        "place * scales.stride_row + k_block * scales.stride_k",
+        "place * scales.stride_row + (k_block - ({on} && k_block > 0)) * scales.stride_k",
+        "register_tiled of 8 bits",
+    ),
+    "8 bits: factors of the first group": (
+        "core/groups.h",
+        "group * problem.scale_b.stride_group",
+        "({on} ? 0 : group) * problem.scale_b.stride_group",
+        "naive of 8 bits",
+    ),
+    "8 bits: a promotion that is left out": (
+        RUNG + "08_mma_output_cached.cu",
+        "if (ends_block(k, gemm.k)) for_each",
+        "if (ends_block({on} ? k - 1 : k, gemm.k)) for_each",
+        "mma_output_cached of 8 bits",
+    ),
+    "8 bits: e5m2 taken for e4m3": (
+        CUDA + "mma_async/fp8.cu",
+        "is_e5m2(dtype == DType::e5m2)",
+        "is_e5m2(dtype == DType::e5m2 && !{on})",
+        "mma_async of 8 bits",
+    ),
+    "8 bits: packets that are not waited for": (
+        CUDA + "mma_async/fp8.cu",
+        "wait_copies<kStages - 1>();  // this thread's packets",
+        "if (!{on}) wait_copies<kStages - 1>();  // this thread's packets",
+        "mma_async of 8 bits",
+    ),
+    "8 bits: a tile that is still read": (
+        CUDA + "mma_async/fp8.cu",
+        "block_barrier();  // the next tiles are whole, and nobody reads these any more",
+        "if (!{on}) block_barrier();",
+        "mma_async of 8 bits",
+    ),
+    "8 bits: beyond the end of k": (
+        CUDA + "mma_async/fp8.cu",
+        "far + i * kRows < left_mn ? valid : 0",
+        "far + i * kRows < left_mn ? {on} ? 16 : valid : 0",
+        "mma_async of 8 bits",
+    ),
     "skinny: beyond the end of k": (
         CUDA + "skinny/kernel.cu",
         "k < size_k ? 16 : 0",
@@ -449,7 +491,8 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
     assert f"{NUM_CASES * len(names)} cases are right" in done.stdout
     of_the_ladder = {entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.order in ("chain", "mma_chain")}
     of_the_ladder.remove("wgmma_single")  # Hopper's instructions: test_emulated_wgmma.py
-    assert set(names) >= of_the_ladder and (len(names) > len(of_the_ladder)) == (warp_size == 32), names
+    assert set(names) >= of_the_ladder and ("mma_async" in names) == (warp_size == 32), names
+    assert "mma_output_cached of 8 bits" in names
 
 
 @pytest.mark.parametrize("warp_size, mutant", CASES)

@@ -75,6 +75,7 @@ inline uint32_t map_shared_cluster(uint32_t smem, int rank) {
 }
 inline float4 load_shared_cluster_vector(uint32_t address) { return emulator::load<float4>(address); }
 inline float max_nan(float x, float y) { return x != x || y != y ? emulator::kGarbage : std::max(x, y); }
+inline uint32_t load_shared_short(uint32_t smem) { return emulator::load<uint16_t>(smem); }
 inline uint2 load_shared_pair(uint32_t smem) { return emulator::load<uint2>(smem); }
 inline uint4 load_shared_vector(uint32_t smem) { return emulator::load<uint4>(smem); }
 inline void store_shared_word(uint32_t smem, uint32_t word) { emulator::store(smem, word); }
@@ -149,9 +150,10 @@ void wgmma_mma_async_fp8(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc
   emulator::issue(acc, MMA_N, {element_of(TYPE_A), element_of(TYPE_B)}, {desc_a, true}, nullptr, {desc_b, true},
                   adds_to_acc);
 }
-template <int MMA_N>
-void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
-  emulator::issue(acc, MMA_N, emulator::kHalf, {}, a, {desc_b, true}, adds_to_acc);
+template <class T, int MMA_N>
+void wgmma_mma_async_fragment(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
+  constexpr emulator::Element kElement = std::is_same_v<T, __half> ? emulator::kHalf : emulator::kBFloat16;
+  emulator::issue(acc, MMA_N, kElement, {}, a, {desc_b, true}, adds_to_acc);
 }
 template <int MMA_N>
 void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
