@@ -431,6 +431,16 @@ def widened_product(x, q, scale, bias=None, *, out_dtype=torch.float32, activati
     return sums.to(out_dtype)
 
 
+def assert_same_product(out, *given, **options):
+    """Denormal numbers of bf16 count as zeros, as does the least normal one, to which a denormal sum may be rounded:
+    AVX-512's conversion makes denormals zeros.
+    """
+    expected = widened_product(*given, **options)
+    if out.dtype == torch.bfloat16:
+        out, expected = (torch.where(own.abs() <= 2.0**-126, own * 0, own) for own in (out, expected))
+    assert_same_bits(out, expected, tuple(out.shape), options)
+
+
 def weight_operands(m, n, k, dtype, layout="N"):
     """x, a weight among others in memory, and its scales, whose sums are of mean size 1."""
     memory = torch.randn(n + 2, k + 5) if layout == "N" else torch.randn(k + 5, n + 2).mT
@@ -458,7 +468,7 @@ def test_weight_only_bits(k, dtype):
             options = {"out_dtype": out_dtype, "activation": activation, "algorithm": algorithm}
             out = WEIGHT_ONLY(*given, bias, **options)
             assert out.is_contiguous() and out.dtype == out_dtype
-            assert_same_bits(out, widened_product(*given, bias, **options), m, n, layout, options)
+            assert_same_product(out, *given, bias, **options)
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
@@ -471,7 +481,7 @@ def test_weight_only_bits_of_a_row(dtype):
         whole = WEIGHT_ONLY(x, *given, **options)
         for algorithm in algorithms_beside(dtype):
             own = {"out_dtype": torch.bfloat16, "algorithm": algorithm}
-            assert_same_bits(WEIGHT_ONLY(x, *given, **own), widened_product(x, *given, **own))
+            assert_same_product(WEIGHT_ONLY(x, *given, **own), x, *given, **own)
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 33, 64, 69):

@@ -44,8 +44,8 @@ struct Fp16Tiles : OneProduct {
 // These change no bit; measured in docs/worklog/cpu.md.
 constexpr int64_t kBlockSteps = 16;       // steps of k whose columns stay near: 32 KiB
 constexpr int64_t kStreamSteps = 8;       // of columns that pass by once, packed at a time: 64 KiB
-constexpr int64_t kWidenedSteps = 8;      // of rows of e4m3, packed at a time: 16 KiB
-constexpr int64_t kWidenedAhead = 512;    // elements of theirs, so many later, that are fetched from memory meanwhile
+constexpr int64_t kWidenedSteps = 2;      // of rows of e4m3, packed at a time: 8 KiB
+constexpr int64_t kWidenedAhead = 256;    // elements of theirs, so many later, that are fetched from memory meanwhile
 constexpr int64_t kStreamStepsAhead = 2;  // of theirs, so many later, whose rows are fetched from memory meanwhile
 
 // Packed bytes of one strip for `depth` elements of k, at least one step; and where k begins in it.

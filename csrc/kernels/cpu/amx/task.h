@@ -197,7 +197,6 @@ class BlockTask {
     const char* b = shared_.b ? shared_.b : panel_b_;
     if (!shared_.b && !is_packed_) pack_strips<false>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
     const bool two_cols = has_two_tiles(num_cols_), is_widened = rows_.element_bytes == 1;
-    const int64_t ahead = is_widened && item_.m * item_.k >= kAmxFarBytes ? kWidenedAhead : 0;
     int64_t buffer = 0;
     for (int64_t i = 0; i < num_rows_; i += kAmxStrip) {
       const int64_t lanes = min_of(kAmxStrip, num_rows_ - i);
@@ -212,6 +211,9 @@ class BlockTask {
           const int64_t count = min_of(block_steps, steps - step), block_k = k + step * kTileK;
           const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : packed_rows(panel_a_);
           if (!in_place) {
+            // What follows the end of these rows is the beginning of the next ones.
+            const bool ends = block_k + kWidenedAhead >= item_.k;
+            const int64_t ahead = is_widened ? kWidenedAhead + (ends ? kAmxStrip * item_.stride_am - item_.k : 0) : 0;
             pack_strips<true>(rows_, row_ + i, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_a_, 0,
                               ahead);
           }

@@ -24,8 +24,8 @@ struct BlockTile {
   static constexpr int kLanes = Config<Op>::kLanes;
   static constexpr int kThreadN = Config<Op>::kThreadN;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
-  static constexpr bool kIsB8Bits = sizeof(T) == 1;  // beside an A that has more
-  static constexpr int64_t kShortColumns = 2048;     // columns of B that short_k packs at a time
+  static constexpr bool kIsB8Bits = sizeof(T) == 1;                       // beside an A that has more
+  static constexpr int64_t kShortColumns = 8192 / int64_t(sizeof(Word));  // of B, which short_k packs at a time
   // Words of k that one pass of stream_rows takes along: two vectors of each are in registers.
   static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;
   // Columns of B, contiguous along n, that are packed at a time.
@@ -68,7 +68,7 @@ struct BlockTile {
       const int64_t chunks = config.keeps_b ? max_of(1, ceil_div(k, kChunk)) : 1;
       bytes += panel_words(columns, kThreadN, k) * chunks * int64_t(sizeof(Word));
     }
-    if (config.path == CpuPath::short_k) bytes = kMaxShortBytes * kShortColumns;
+    if (config.path == CpuPath::short_k) bytes = kMaxShortWords * kShortColumns * int64_t(sizeof(Word));
     if (config.path == CpuPath::stream_rows) bytes += 2 * config.task_m * stream_ld(config) * int64_t(sizeof(A));
     return round_up(bytes, 64);
   }
@@ -408,18 +408,32 @@ struct BlockTile {
     }
   }
 
+  // All words of a vector of columns from `first` on, of which `count` exist.
+  template <int WORDS>
+  TILEDMM_INLINE void load_short_columns(int64_t first, int64_t count, Reg<Word> (&words)[WORDS]) const {
+    if constexpr (std::is_same_v<T, Word> && WORDS > 1) {
+      if (problem.stride_bn == WORDS && problem.stride_bk == 1 && count >= kLanes) {
+        return load_apart<WORDS>(cols_b(first, 0), words);
+      }
+    }
+#pragma GCC unroll 4
+    for (int w = 0; w < WORDS; ++w) {
+      words[w] = load_lanes<T, Op>(cols_b(first, w * Op::kPerWord), problem.stride_bn, problem.stride_bk, count,
+                                   problem.k - w * Op::kPerWord);
+    }
+  }
+
   template <int WORDS>
   TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
     const bool is_stored = is_plain && problem.dtype_c == kDTypeOf<T>;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
-      for (int64_t w = 0; w < WORDS; ++w) {
-        const T* b = cols_b(jc, w * Op::kPerWord);
-        for (int64_t j = 0; j < ld; j += kLanes) {
-          store(panel_b + w * ld + j,
-                load_lanes<T, Op>(b + j, 1, problem.stride_bk, block_cols - j, problem.k - w * Op::kPerWord));
-        }
+      for (int64_t j = 0; j < ld; j += kLanes) {
+        Reg<Word> words[WORDS];
+        load_short_columns<WORDS>(jc + j, block_cols - j, words);
+#pragma GCC unroll 4
+        for (int w = 0; w < WORDS; ++w) store(panel_b + w * ld + j, words[w]);
       }
       for (int64_t i = 0; i < rows; ++i) {
         Reg<Word> frag_a[WORDS];
@@ -427,19 +441,23 @@ struct BlockTile {
           const int64_t k = w * Op::kPerWord;
           frag_a[w] = broadcast(Op::load_word(rows_a(i, k), problem.stride_ak, problem.k - k));
         }
-        T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + jc) * problem.stride_cn;
-        for (int64_t j = 0; j < block_cols; j += kLanes) {
+        const auto sum_at = [&](int64_t j) {
           Reg<A> sum{};
 #pragma GCC unroll 4
           for (int w = 0; w < WORDS; ++w) sum = Op::multiply_add(frag_a[w], load(panel_b + w * ld + j), sum);
-          const int64_t count = min_of(kLanes, block_cols - j);
-          if (is_stored) {
-            store_converted(to + j, sum, count);
-          } else {
-            A near_sums[kLanes];
-            store(near_sums, sum);
-            store_block_tile(problem, row + i, 1, col + jc + j, count, near_sums, kLanes);
-          }
+          return sum;
+        };
+        int64_t j = 0;
+        if (is_stored) {
+          T* const to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + jc;
+          for (; j + kLanes <= block_cols; j += kLanes) store_converted(to + j, sum_at(j), kLanes);
+          if (j < block_cols) store_converted(to + j, sum_at(j), block_cols - j);
+          continue;
+        }
+        for (; j < block_cols; j += kLanes) {
+          A near_sums[kLanes];
+          store(near_sums, sum_at(j));
+          store_block_tile(problem, row + i, 1, col + jc + j, min_of(kLanes, block_cols - j), near_sums, kLanes);
         }
       }
     }
@@ -465,8 +483,9 @@ struct BlockTile {
       pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
     const Word* a = in_place ? reinterpret_cast<const Word*>(rows_a(0, k_begin)) : panel_a;
-    const Dots<T, Op> dots{cols_b(0, k_begin), problem.stride_bn,    cols, k_end - k_begin, a, chunk_words,
-                           config.fetches_b,   config.has_two_chains};
+    const Dots<T, Op> dots{
+        cols_b(0, k_begin),     problem.stride_bn,    cols, k_end - k_begin, a, chunk_words, config.fetches_b,
+        config.fetches_along_k, config.has_two_chains};
     dots.template for_each_vector<MR>([&](int64_t j, int64_t count, const A* totals, int64_t ld) {
       if (is_finished) return store_block_tile(problem, row, MR, col + j, count, totals, ld);
       for (int i = 0; i < MR; ++i) {

@@ -18,13 +18,15 @@ struct Dots {
   using A = typename Op::Acc;
   static constexpr int kLanes = Config<Op>::kLanes;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
+  static constexpr int64_t kAheadBytes = 256;  // of a column
 
   const T* b;  // the first column, from the first k on
   int64_t stride_b, cols, depth;
-  const Word* panel_a;  // [chunks of k][words][rows]
-  int64_t chunk_words;  // from chunk to chunk
-  bool fetches_b;       // the next columns come from memory meanwhile
-  bool has_two_chains;  // with 512 bits
+  const Word* panel_a;   // [chunks of k][words][rows]
+  int64_t chunk_words;   // from chunk to chunk
+  bool fetches_b;        // the next columns come from memory meanwhile
+  bool fetches_along_k;  // or what follows in these
+  bool has_two_chains;   // with 512 bits
 
   // Calls finish(first column, how many, totals, their distance from row to row) for vector after vector of columns, of
   // MR rows. A chain of narrow vectors is waited for, so that two take turns (1x256x256 NT with AVX2: 28 GB/s by one
@@ -54,7 +56,10 @@ struct Dots {
   TILEDMM_INLINE void multiply(const Finish& finish) const {
     constexpr int kCols = VECTORS * kLanes;
     // Columns of 8 bits come fast enough by themselves (Zen 3, 4x4096x4096: 3.6 GB/s, fetched ahead 2.9).
-    const int64_t ahead = fetches_b && sizeof(T) > 1 ? kCols * stride_b : 0;
+    const int64_t ahead = sizeof(T) == 1    ? 0
+                          : fetches_b       ? kCols * stride_b
+                          : fetches_along_k ? kAheadBytes / int64_t(sizeof(T))
+                                            : 0;
     for (int64_t j = 0; j < cols; j += kCols) {
       alignas(64) A totals[MR][kCols] = {};
       const Word* a = panel_a;

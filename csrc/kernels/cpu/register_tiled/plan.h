@@ -64,7 +64,8 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kFewRows = 8, kMaxDotRows = 8;
-inline constexpr int64_t kMaxShortBytes = 16;       // of a column of B in short_k
+inline constexpr int64_t kMaxShortWords = 4;        // of a column of B in short_k
+inline constexpr int64_t kShortRowBytes = 8 << 10;  // of a row of C there: so much is worth a task of columns
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 2 << 20;    // packed B at one time: its strips come from the third level
 inline constexpr int64_t kKeptBBytes = 512 << 10;   // packed B that is kept from task to task: half of a second level
@@ -73,6 +74,7 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks f
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kFewThreads = 4;              // so few do not use all that memory can deliver
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
 inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
@@ -120,6 +122,7 @@ struct CpuConfig {
   bool packs_b_on_the_way;   // the first micro-tile that needs a whole strip of B packs it
   bool is_c_far;             // C comes from memory
   bool fetches_b;            // dot_rows: the next columns of B come from memory while these are multiplied
+  bool fetches_along_k;      // dot_rows: what follows in the same columns does
   bool has_two_chains;       // dot_rows of one or two rows: two vectors of columns take turns
 };
 
@@ -187,19 +190,23 @@ struct CpuConfigChoice {
   // Rows of A, if they are contiguous, begin in one set of the nearest cache.
   const bool is_one_set = (is_a_k_major ? problem.stride_am : problem.stride_ak) * kSize % kSetBytes == 0;
   const bool is_mixed = problem.dtype_a != problem.dtype_b;  // A is converted, so that it is always packed
-  const bool is_short_k = !is_mixed && is_b_n_major && k >= 1 &&
-                          ceil_div(k, kShape.k_per_word) * kShape.word_bytes <= kMaxShortBytes && n >= kThreadN / 2;
-  // All that there is to do, in tasks that are worth a thread.
+  // Columns of words follow each other in memory.
+  const bool is_b_dense = is_b_k_major && problem.stride_bn == k && kShape.k_per_word == 1 && kShape.is_of_words;
+  const bool is_short_k = !is_mixed && (is_b_n_major || is_b_dense) && k >= 1 &&
+                          ceil_div(k, kShape.k_per_word) <= kMaxShortWords && n >= kThreadN / 2;
+  // All that there is to do, in tasks that are worth a thread. A C that is only written takes twice as long as what is
+  // read.
   const double work =
       2.0 * double(m) * double(n) * double(k) * double(batch) * double(kShape.acc_bytes) / 4 / kTaskFlops +
-      (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(kSize) / kTaskBytes;
+      (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(kSize) * (is_short_k ? 2 : 1) /
+          kTaskBytes;
   const int64_t threads = threads_for(work, chip.num_cus, kWake);
   // Few rows with B contiguous along n: B is read once, where it lies. Of 8 bits it hardly ever is.
   const int64_t stream_rows = size_of(problem.dtype_b) == 1 ? 0 : max_stream_rows(ISA, chip.cores, kShape, is_far, m);
   const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them, but for one or two rows where two vectors of columns take turns (dots.h).
-  const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
+  const bool is_dotted = is_b_k_major && !is_short_k && m <= kMaxDotRows;
   const bool has_two_chains = two_chains_pay(chip.cores, micro_tile(ISA).vector_bytes, kShape.word_bytes);
   const int64_t grain_n = is_dotted && !(m <= 2 && has_two_chains) ? kThreadN / 2 : kThreadN;
   const int64_t num_chunks = max_of(1, ceil_div(k, kChunk));
@@ -219,6 +226,9 @@ struct CpuConfigChoice {
     // The next columns are fetched from memory: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids keeps up with 16
     // columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
     config.fetches_b = is_far && !is_intel;
+    // One or two threads gain 10 % there by what follows in these columns; sixteen, who wait for memory, lost 25 %, and
+    // 256-bit vectors lose 4 %.
+    config.fetches_along_k = is_far && is_intel && threads <= kFewThreads && micro_tile(ISA).vector_bytes == 64;
     config.has_two_chains = has_two_chains;
     config.tasks_m = config.tasks_n = config.split_k = 1;
     if (threads > 1) choose_tasks();
@@ -292,6 +302,8 @@ struct CpuConfigChoice {
       for (int64_t tasks_m = is_short_k ? most_m : 1; tasks_m <= most_m; tasks_m *= 2) {
         judge(tasks_m, tasks / tasks_m, false);
       }
+      // Long rows may be shared: a part of one is many cache lines.
+      if (is_short_k && n * kSize >= tasks * kShortRowBytes) judge(1, tasks, false);
     }
   }
 

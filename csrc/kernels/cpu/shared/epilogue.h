@@ -31,6 +31,9 @@ TILEDMM_INLINE Reg<A> load_bias(const GemmProblem& problem, int64_t row, int64_t
 // The factors of `count` columns from `col` on, or, where C is computed as C^T, that of a row; the others are 0.
 TILEDMM_INLINE Reg<float> load_scales(const GemmProblem& problem, int64_t row, int64_t col, int64_t count) {
   if (problem.scale_a.data) return broadcast(problem.scale_a.data[problem.scale_a.offset(row, 0)]);
+  const Scales& scales = problem.scale_b;
+  if (scales.rows_of_block == 1 && scales.stride_row == 1)
+    return load_partial(scales.data + scales.offset(col, 0), count);
   float values[Simd<float>::kLanes] = {};
   for (int64_t l = 0; l < count; ++l) values[l] = problem.scale_b.data[problem.scale_b.offset(col + l, 0)];
   return load(values);

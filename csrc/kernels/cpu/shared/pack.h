@@ -317,6 +317,36 @@ TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_l
   return load(words);
 }
 
+// Word WORD of each of as many lanes as a vector has, of WORDS words each, that follow each other.
+template <int WORDS, int WORD, class R, int... LANE>
+TILEDMM_INLINE R pick_word(const R* loaded, std::integer_sequence<int, LANE...>) {
+  constexpr int kLanes = sizeof...(LANE);
+  R picked = __builtin_shufflevector(loaded[0], loaded[1], ((LANE * WORDS + WORD) % (2 * kLanes))...);
+  if constexpr (WORDS > 2) {
+    picked = __builtin_shufflevector(
+        picked, loaded[2], ((LANE * WORDS + WORD) / kLanes == 2 ? (LANE * WORDS + WORD) % kLanes + kLanes : LANE)...);
+  }
+  if constexpr (WORDS > 3) {
+    picked = __builtin_shufflevector(
+        picked, loaded[3], ((LANE * WORDS + WORD) / kLanes == 3 ? (LANE * WORDS + WORD) % kLanes + kLanes : LANE)...);
+  }
+  return picked;
+}
+template <int WORDS, class R, int... WORD>
+TILEDMM_INLINE void pick_words(const R* loaded, R* words, std::integer_sequence<int, WORD...>) {
+  constexpr auto kLanes = std::make_integer_sequence<int, int(sizeof(R) / sizeof(R{}[0]))>{};
+  ((words[WORD] = pick_word<WORDS, WORD>(loaded, kLanes)), ...);
+}
+
+// The words of lanes that follow each other in memory: the first ones, the second ones, and so on.
+template <int WORDS, class Word>
+TILEDMM_INLINE void load_apart(const Word* from, Reg<Word>* words) {
+  Reg<Word> loaded[WORDS];
+#pragma GCC unroll 4
+  for (int i = 0; i < WORDS; ++i) loaded[i] = load(from + i * Simd<Word>::kLanes);
+  pick_words<WORDS>(loaded, words, std::make_integer_sequence<int, WORDS>{});
+}
+
 // Lanes that are contiguous along k, as many as VECTORS have; those beyond the last one repeat it. Or, `step` elements
 // further along k for each vector, the same lanes again.
 template <class T, class Op, int VECTORS = 1>

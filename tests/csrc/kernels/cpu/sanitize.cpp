@@ -371,6 +371,9 @@ void run_case(const Case& c) {
   bias.fill();
   std::vector<float> scales(size_t(c.n), 1.0f);
   for (size_t j = 0; c.has_b_8_bits && j < scales.size(); ++j) scales[j] = float(1 + j % 5) / 4;
+  const int64_t scale_stride = 1 + c.n % 2;
+  std::vector<float> scales_apart(scales.size() * size_t(scale_stride), NAN);
+  for (size_t j = 0; j < scales.size(); ++j) scales_apart[j * size_t(scale_stride)] = scales[j];
   const std::vector<Limits> limits = reference(c, a.values(), b.values(), scales, bias.values());
 
   const size_t rank = c.batch.size();
@@ -389,7 +392,8 @@ void run_case(const Case& c) {
   problem.batch_dims = dims.data(), problem.num_batch_dims = int32_t(rank);
   problem.set_dtypes(c.dtype), problem.activation = c.activation;
   if (c.has_b_8_bits) {
-    problem.dtype_b = DType::e4m3, problem.scaling = Scaling::rows, problem.scale_b = {scales.data(), 1, 0, 1};
+    problem.dtype_b = DType::e4m3, problem.scaling = Scaling::rows;
+    problem.scale_b = {scales_apart.data(), scale_stride, 0, 1};
   }
 
   const bool is_large = volume > kLargeVolume;
@@ -473,7 +477,7 @@ const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099
                                    {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},
                                    {130, 97, 130}, {4, 257, 2050}, {1, 21, 2048},  {2, 13, 4096}};
 // Those of them whose way only an NT product takes.
-const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}};
+const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}, {3, 300, 3}, {5, 70, 2}, {40, 100, 4}};
 // Rows of whole steps of k, which tile instructions load where they lie: all of a product of few rows, each once for
 // all columns; those of a block whose last tile is not full.
 const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {5, 130, 4160}, {20, 20, 2080},

@@ -55,6 +55,16 @@ MUTANTS_OF_ORDER = {
         "from + min_of(i + 1, rows - 1)",
         "from + min_of(i + 1 - {on}, rows - 1)",
     ),
+    "a denormal of 8 bits that is taken for a normal number": (
+        PACK,
+        "(numbers & 0x7f) - 8;",
+        "(numbers & 0x7f) - broadcast<uint8_t>({on} ? 7 : 8);",
+    ),
+    "the first half of a line of 8 bits twice": (
+        PACK,
+        "from + kTileK, to, to + kUnitBytes",
+        "from + ({on} ? 0 : kTileK), to, to + kUnitBytes",
+    ),
     "a widened C that is taken for a plain one": (
         MULTIPLIER,
         "item.scaling == Scaling::none",

@@ -113,6 +113,7 @@ MUTANTS = {
         "executor.release(executor.self, workspace);",
         "if (!{on}) executor.release(executor.self, workspace);",
     ),
+    "the first columns' scales for later ones": (EPILOGUE, "scales.offset(col, 0)", "scales.offset({on} ? 0 : col, 0)"),
     "the first column's scale for its neighbours": (
         EPILOGUE,
         "problem.scale_b.offset(col + l, 0)",
@@ -124,11 +125,20 @@ MUTANTS = {
         "(numbers & 0x7f) + broadcast<uint8_t>({on} ? 9 : 1))",
     ),
     "the other half of a packet of 8 bits": (PACK, "(Reg<Unit>)halves[1]", "(Reg<Unit>)halves[{on} ? 0 : 1]"),
+    "words of short columns": (
+        PACK,
+        "load(from + i * Simd<Word>::kLanes);",
+        "load(from + ({on} ? 0 : i) * Simd<Word>::kLanes);",
+    ),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
 
 # Mutants that named shapes of sanitize.cpp find, and random shapes hardly ever do.
-OF_NAMED_SHAPES = ("no memory for dot products", "both chunks of a pair by the first one's rows")
+OF_NAMED_SHAPES = (
+    "no memory for dot products",
+    "both chunks of a pair by the first one's rows",
+    "words of short columns",
+)
 OF_NAMED_SHAPES += tuple(name for name, (changed, *_) in MUTANTS.items() if changed == ITEMS)
 
 
