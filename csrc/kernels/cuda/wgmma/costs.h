@@ -52,7 +52,6 @@ struct Fp8BCosts {
   MemoryRate sums = 15e6;                        // of chunks' sums, written and read
   Fixed start = 6.72, tile = 2.02, element = 4.85e-5, chunk = 0.265;
   Fixed split = 2.59, shared_tile = 1.07, shared_element = 8.85e-5;  // sums by a kernel; of a tile, by a cluster
-  Fixed pair = 0.95;                                                 // blocks that share A's rows
   Fixed idle = 0.988;  // share of the memory's rate that few multiprocessors draw
 };
 inline constexpr CostRow<Fp8BCosts> kFp8BCosts[] = {{90, {}}};

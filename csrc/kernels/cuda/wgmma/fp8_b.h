@@ -70,18 +70,12 @@ struct Fp8BConfig {
   static_assert(kBlockN % kStripRows == 0 && kStripRows % 8 == 0);
 };
 
-// What blocks of a cluster have in common: nothing, each is alone; a tile, of which each has a chunk; or, two of them,
-// A's rows, of which each fetches half for both.
-enum class Fp8BShare { nothing, tile, rows };
-
 struct Fp8BArguments {
   int tile_rows, tile_cols;      // of a tile: rows of the weight, of A
   int num_stages, chunk_stages;  // of all k, of a chunk
   int num_splits;                // 1, or the number of chunks, each of which is a tile of its own
   int num_tiles;                 // of all chunks
   int stage_bytes;               // that arrive in a stage
-  int pairs;                     // 1 where blocks share A's rows: tiles and num_tiles count pairs of tiles
-  int half_cols;                 // and each fetches so many of them
   CachePolicy weight_policy;
   TileGroups groups;
   Divisor tiles_of_chunk;
@@ -99,27 +93,24 @@ struct Fp8BPlace {
   __device__ __forceinline__ Fp8BPlace(const Fp8BArguments& args, int idx) {
     chunk = args.num_splits > 1 ? args.tiles_of_chunk.quotient(idx) : 0;
     const TileGroups::Tile tile = args.groups.tile(idx - chunk * args.tiles_of_chunk.value);
-    row = ((tile.row << args.pairs) + (int(blockIdx.x) & args.pairs)) * args.tile_rows;
-    col = tile.col * args.tile_cols;
+    row = tile.row * args.tile_rows, col = tile.col * args.tile_cols;
     first_stage = chunk * args.chunk_stages;
     num_stages = args.num_splits > 1 ? min(args.num_stages - first_stage, args.chunk_stages) : args.num_stages;
   }
 };
 
-// Shared memory of a block, as addresses; `full` and `empty`: barriers, one per stage. `releases`: where this thread
-// tells that a stage is free, in this block or in the one that shares A's rows; 0: nowhere.
+// Shared memory of a block, as addresses; the last two: barriers, one per stage.
 struct Fp8BShared {
-  uint32_t stages, full, empty, releases;
+  uint32_t stages, full, empty;
 };
 
-// The tiles of a block: every num_blocks-th, or the only one of its cluster.
-template <Fp8BShare SHARE>
+// The tiles of a block: every num_blocks-th; one where blocks of a cluster share it, each of which has a chunk.
+template <bool SHARES>
 struct Fp8BTiles {
   int first, step;
 
-  __device__ __forceinline__ explicit Fp8BTiles(const Fp8BArguments& args)
-      : first(int(blockIdx.x) >> args.pairs), step(int(gridDim.x) >> args.pairs) {
-    if (SHARE != Fp8BShare::tile) return;
+  __device__ __forceinline__ explicit Fp8BTiles(const Fp8BArguments& args) : first(blockIdx.x), step(gridDim.x) {
+    if (!SHARES) return;
     const int tile = first / args.num_splits, chunk = first - tile * args.num_splits;
     first = chunk * args.tiles_of_chunk.value + tile;
     step = args.num_tiles;
@@ -127,12 +118,12 @@ struct Fp8BTiles {
 };
 
 // The copies of all stages of a block's tiles, by one thread.
-template <class Cfg, Fp8BShare SHARE>
+template <class Cfg, bool SHARES>
 struct Fp8BProducer {
   const CUtensorMap *weight, *few;
   const Fp8BArguments& args;
   const Fp8BShared& shared;
-  Fp8BTiles<SHARE> tiles{args};
+  Fp8BTiles<SHARES> tiles{args};
   Ring<Cfg::kNumStages> ring{};
   int tile = tiles.first, stage = 0;  // of the tile
   Fp8BPlace at{args, tile};
@@ -146,17 +137,9 @@ struct Fp8BProducer {
     const int k = (at.first_stage + stage) * Cfg::kBlockK;
     cp_async_bulk_tensor_3d(smem, weight, k, at.row, 0, barrier, args.weight_policy);
 #pragma unroll
-    for (int box = 0; box < Cfg::kBoxes; ++box) {
-      const uint32_t to = smem + Cfg::kWeightBytes + box * Cfg::kBoxBytes;
-      const int box_k = k + box * kFp8BBoxK;
-      if constexpr (SHARE == Fp8BShare::rows) {
-        const int skipped = int(blockIdx.x) % 2 * args.half_cols;
-        cp_async_bulk_tensor_3d_to_blocks(to + skipped * 128, few, box_k, at.col + skipped, 0, barrier, 3,
-                                          CachePolicy::evict_normal);
-      } else {
-        cp_async_bulk_tensor_3d(to, few, box_k, at.col, 0, barrier, CachePolicy::evict_normal);
-      }
-    }
+    for (int box = 0; box < Cfg::kBoxes; ++box)
+      cp_async_bulk_tensor_3d(smem + Cfg::kWeightBytes + box * Cfg::kBoxBytes, few, k + box * kFp8BBoxK, at.col, 0,
+                              barrier, CachePolicy::evict_normal);
     advance();
   }
   __device__ __forceinline__ void advance() {
@@ -172,20 +155,20 @@ struct Fp8BProducer {
 #pragma unroll 1
     for (int i = 0; i < Cfg::kNumStages && has_next(); ++i) load_next();
   }
-  __device__ __forceinline__ void load_all(bool is_ring_filled) {
+  // Once the ring is filled.
+  __device__ __forceinline__ void load_rest() {
 #pragma unroll 1
-    for (int i = 0; is_ring_filled && i < Cfg::kNumStages && has_next(); ++i) advance();
+    for (int i = 0; i < Cfg::kNumStages && has_next(); ++i) advance();
     while (has_next()) load_next();
   }
 };
 
-// A consumer's sums of a tile.
+// A consumer's sums of a tile; HAS_CHUNKS: of several chunks perhaps.
 //
 // A matrix instruction takes 16 of k. The matrix unit holds up a warp whose next one waits for registers to be read, so
 // between two of them a thread widens what the one after next takes, and loads what will be widened then.
-template <class Cfg, Fp8BShare SHARE>
+template <class Cfg, bool HAS_CHUNKS>
 struct Fp8BSums {
-  static constexpr bool kSumsChunks = Cfg::kSumsChunks && SHARE != Fp8BShare::tile;
   static constexpr int kSteps = Cfg::kBlockK / 16;                       // of a stage
   static constexpr int kSlots = 4, kWidenedAhead = 2, kLoadedAhead = 4;  // kept, in steps
   static_assert(kSteps % kSlots == 0 && kLoadedAhead <= kSteps, "slots are known to the compiler");
@@ -195,7 +178,7 @@ struct Fp8BSums {
   uint32_t bytes_of_row;  // in the first stage: where the thread's first row lies
   uint32_t first_few;     // in the first stage, as matrix_address has it
   float acc[Cfg::kAcc];
-  float total[kSumsChunks ? Cfg::kAcc : 1];         // of the chunks
+  float total[HAS_CHUNKS ? Cfg::kAcc : 1];          // of the chunks
   uint32_t pairs[kSlots][4], fragments[kSlots][4];  // of a step: numbers of 8 bits, and as the matrix unit takes them
 
   // A warp's loads meet in no bank: the swizzle gives its eight rows different packets.
@@ -214,11 +197,7 @@ struct Fp8BSums {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
   }
   __device__ __forceinline__ void release(int stage) const {
-    if (!shared.releases) return;
-    if constexpr (SHARE == Fp8BShare::rows)
-      mbarrier_arrive_cluster(shared.releases + stage * 8);
-    else
-      mbarrier_arrive(shared.releases + stage * 8);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
   }
 
   // Whoever has no rows of a tile frees its stages.
@@ -260,7 +239,7 @@ struct Fp8BSums {
   // The sums over the next stages of the ring, to `acc`.
   __device__ __forceinline__ void multiply(int num_stages, int chunk_stages) {
     forget_registers(acc);
-    if constexpr (kSumsChunks) {
+    if constexpr (HAS_CHUNKS) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
     }
@@ -276,7 +255,7 @@ struct Fp8BSums {
       multiply_stage<true>(of_chunk == 0, previous);
       previous = stage;
       ++of_chunk;
-      if constexpr (kSumsChunks) {
+      if constexpr (HAS_CHUNKS) {
         if (of_chunk == chunk_stages) {
           wgmma_wait_group<0>();
           fence_registers(acc);
@@ -290,7 +269,7 @@ struct Fp8BSums {
     wgmma_wait_group<0>();
     fence_registers(acc);
     release(last);
-    if constexpr (kSumsChunks) {
+    if constexpr (HAS_CHUNKS) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += total[i];
     }
@@ -366,7 +345,7 @@ __device__ __forceinline__ void store_shared_sums(const float (&acc)[Cfg::kAcc],
   cluster_sync();  // others have read this block's sums
 }
 
-template <class Cfg, Fp8BShare SHARE>
+template <class Cfg, bool SHARES>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_fp8_b_kernel(const __grid_constant__ CUtensorMap map_weight, const __grid_constant__ CUtensorMap map_few,
                        const __grid_constant__ Fp8BArguments args) {
@@ -378,8 +357,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.full = smem_address(strips) + Cfg::kStripsBytes;
   shared.empty = shared.full + Cfg::kNumStages * 8;
-  constexpr bool kSharesRows = SHARE == Fp8BShare::rows;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const bool is_producer = warp == Cfg::kConsumers * 4 && elect_sync();
   if (is_producer) {
     prefetch_tensormap(&map_weight);
@@ -387,37 +365,30 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 #pragma unroll
     for (int stage = 0; stage < Cfg::kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
-      // One arrival per consumer warp of the blocks that the stage's copies are for.
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (kSharesRows ? 2 : 1));
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
     }
     fence_mbarrier_init();
-    if (!kSharesRows) Fp8BProducer<Cfg, SHARE>{&map_weight, &map_few, args, shared}.fill_ring();
+    Fp8BProducer<Cfg, SHARES>{&map_weight, &map_few, args, shared}.fill_ring();
   }
-  if constexpr (kSharesRows) {
-    shared.releases = lane < 2 ? map_shared_cluster(shared.empty, lane) : 0;
-    cluster_sync();  // the other block's barriers are initialised as well
-  } else {
-    shared.releases = lane == 0 ? shared.empty : 0;
-    __syncthreads();
-  }
+  __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   if (warp >= Cfg::kConsumers * 4) {
     setmaxnreg_dec<Cfg::kProducerRegisters>();
-    if (is_producer) Fp8BProducer<Cfg, SHARE>{&map_weight, &map_few, args, shared}.load_all(!kSharesRows);
+    if (is_producer) Fp8BProducer<Cfg, SHARES>{&map_weight, &map_few, args, shared}.load_rest();
   } else {
     setmaxnreg_inc<Cfg::kConsumerRegisters>();
     const int consumer = warp / 4, first = consumer * 64 + warp % 4 * 16;  // the warp's first row of a tile
     const int own_row = first + threadIdx.x % 32 / 4;
     Ring<Cfg::kNumStages> ring;
-    Fp8BSums<Cfg, SHARE> sums{shared, ring};
+    Fp8BSums<Cfg, Cfg::kSumsChunks && !SHARES> sums{shared, ring};
     // The packet that the swizzle gives the first 16 of k is xored with others' numbers.
     sums.bytes_of_row = shared.stages + own_row * Cfg::kPitch +
                         ((own_row * Cfg::kPitch / 128) % (Cfg::kPitch / 16) << 4) + threadIdx.x % 4 * 2;
     sums.first_few = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kWeightBytes), 0);
     float* strip = reinterpret_cast<float*>(strips + warp * Cfg::kStripBytes);
-    const Fp8BTiles<SHARE> tiles(args);
+    const Fp8BTiles<SHARES> tiles(args);
 #pragma unroll 1
     for (int tile = tiles.first; tile < args.num_tiles; tile += tiles.step) {
       const Fp8BPlace at(args, tile);
@@ -426,19 +397,17 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
         sums.multiply(at.num_stages, args.chunk_stages);
       else
         sums.skip(at.num_stages);
-      if constexpr (SHARE == Fp8BShare::tile)
+      if constexpr (SHARES)
         store_shared_sums<Cfg>(sums.acc, has_rows, args, shared, at, first);
       else if (has_rows)
         store_sums<Cfg>(sums.acc, args, at, at.row + first, strip);
     }
   }
-  // Shared memory outlives the other block's copies to it and arrivals at its barriers.
-  if constexpr (kSharesRows) cluster_sync();
 }
 
 // ---- host ----
 
-template <class Cfg, Fp8BShare SHARE>
+template <class Cfg, bool SHARES>
 const char* launch_fp8_b_config(const Fp8BTask& task) {
   const GemmProblem& p = task.problem.gemm;
   const Fp8BPlan& plan = task.plan;
@@ -448,11 +417,7 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.chunk_stages = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = plan.split != Fp8BSplit::none ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = plan.num_tiles;
-  args.pairs = plan.shares_rows;
-  // Parts of a box begin where the pattern of the swizzle does.
-  args.half_cols = int(round_up(ceil_div(plan.cols, 2), 8));
-  const int box_cols = plan.shares_rows ? args.half_cols : plan.cols;
-  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kBoxes * box_cols * (1 + args.pairs) * 128;
+  args.stage_bytes = plan.rows * Cfg::kPitch + Cfg::kBoxes * plan.cols * 128;
   args.weight_policy = plan.tiles_cols == 1 ? CachePolicy::evict_first : CachePolicy::evict_normal;
   args.groups = TileGroups(plan.tiles_rows, plan.tiles_cols, plan.group);
   args.tiles_of_chunk = Divisor(plan.tiles_rows * plan.tiles_cols);
@@ -461,11 +426,11 @@ const char* launch_fp8_b_config(const Fp8BTask& task) {
   args.partial = task.partial, args.ld_partial = ld_fp8_b_partial(p.n);
   CUtensorMap weight{}, few{};
   if (!encode_tensor_map(&weight, p.dtype_b, p.b, plan.weight, Cfg::kBlockK, plan.rows, Cfg::kPitch, false) ||
-      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BBoxK, box_cols, 128, false))
+      !encode_tensor_map(&few, p.dtype_a, p.a, plan.few, kFp8BBoxK, plan.cols, 128, false))
     return "the driver refuses a tensor map";
-  const auto cluster = unsigned(SHARE == Fp8BShare::tile ? args.num_splits : SHARE == Fp8BShare::rows ? 2 : 1);
-  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARE>>(dim3(cluster), dim3(unsigned(plan.num_blocks)),
-                                                             Cfg::kThreads, Cfg::kSmem, task.stream, weight, few, args);
+  const auto cluster = unsigned(SHARES ? args.num_splits : 1);
+  return launch_in_clusters<&wgmma_fp8_b_kernel<Cfg, SHARES>>(
+      dim3(cluster), dim3(unsigned(plan.num_blocks)), Cfg::kThreads, Cfg::kSmem, task.stream, weight, few, args);
 }
 
 }  // namespace
@@ -476,11 +441,8 @@ const char* launch_fp8_b_instance(const Fp8BTask& task) {
   using T = std::conditional_t<kOwn.dtype == DType::f16, __half, __nv_bfloat16>;
   return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
     using Cfg = Fp8BConfig<T, decltype(number)::value>;
-    if (task.plan.split == Fp8BSplit::by_cluster) return launch_fp8_b_config<Cfg, Fp8BShare::tile>(task);
-    if constexpr (may_share_rows(Cfg::kTile)) {
-      if (task.plan.shares_rows) return launch_fp8_b_config<Cfg, Fp8BShare::rows>(task);
-    }
-    return launch_fp8_b_config<Cfg, Fp8BShare::nothing>(task);
+    return task.plan.split == Fp8BSplit::by_cluster ? launch_fp8_b_config<Cfg, true>(task)
+                                                    : launch_fp8_b_config<Cfg, false>(task);
   });
 }
 

@@ -31,33 +31,17 @@ inline constexpr int kFp8BMostChunks = 8;  // side by side
 // Whether a thread has the registers for a total beside the sums of a chunk.
 constexpr bool sums_chunks(const Fp8BTile& tile) { return tile.block_n <= (tile.consumers == 2 ? 160 : 64); }
 
-// Whether there is a kernel of this tile in which pairs of blocks fetch A's rows for each other: of many rows, which
-// cost the second-level cache more than the weight.
-constexpr bool may_share_rows(const Fp8BTile& tile) { return tile.block_n >= 32; }
-
 // Chunks of k: one after the other by one block; each a tile of its own, whose sums a second kernel adds; or each for a
 // block of a cluster, which exchange their sums.
 enum class Fp8BSplit : int32_t { none, by_kernel, by_cluster };
-
-// The ways to share out tiles.
-struct Fp8BWay {
-  Fp8BSplit split;
-  bool shares_rows;  // pairs of blocks fetch A's rows for each other; tiles are in pairs, too
-};
-inline constexpr Fp8BWay kFp8BWays[] = {{Fp8BSplit::none, false},
-                                        {Fp8BSplit::none, true},
-                                        {Fp8BSplit::by_kernel, false},
-                                        {Fp8BSplit::by_kernel, true},
-                                        {Fp8BSplit::by_cluster, false}};
 
 // How wgmma_fp8_b computes a problem. Tiles begin every `rows` of the weight and every `cols` rows of A, as many as a
 // tile has or fewer: so all multiprocessors have about the same to do.
 struct Fp8BPlan {
   int tile, rows, cols;
   Fp8BSplit split;
-  bool shares_rows;                       // as of a way
-  int tiles_rows, tiles_cols, num_tiles;  // or pairs of tiles; num_tiles: of all chunks
-  int num_blocks;                         // that take tiles in turn
+  int tiles_rows, tiles_cols, num_tiles;  // num_tiles: of all chunks
+  int num_blocks;                         // each of which has every num_blocks-th tile
   int group;                              // rows of tiles that are computed together
   TensorMapView weight, few;              // of the caller's B and A
 };
@@ -93,20 +77,19 @@ inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const
                      c.element * 64 * consumers * tile.block_n + (is_split ? 0 : double(chunks - 1) * c.chunk) +
                      (is_shared ? c.shared_element * double(plan.rows) * plan.cols : 0);
   const int64_t at_once = is_shared ? chunks * fp8_b_clusters(chunks, num_sms) : num_sms;
-  const double tiles = double(ceil_div(plan.num_tiles << int(plan.shares_rows), at_once)) * one;
-  const double busy = std::min(double(plan.num_tiles << int(plan.shares_rows)) / num_sms, 1.0);
+  const double tiles = double(ceil_div(plan.num_tiles, at_once)) * one;
+  const double busy = std::min(double(plan.num_tiles) / num_sms, 1.0);
   const double memory =
       (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate / (c.idle + (1 - c.idle) * busy);
   const double cached = (n * k * plan.tiles_cols + 2 * m * k * plan.tiles_rows) / c.cached;
-  return c.start + overlapped(tiles, memory, cached) + (plan.shares_rows ? c.pair.value : 0) +
-         (is_shared ? c.shared_tile.value : 0) +
+  return c.start + overlapped(tiles, memory, cached) + (is_shared ? c.shared_tile.value : 0) +
          (plan.split == Fp8BSplit::by_kernel ? c.split + 8 * double(chunks) * m * n / c.sums : 0);
 }
 
-// Tiles of `rows` and `cols`, or pairs of them.
+// Tiles of `rows` and `cols`.
 inline void set_tiles(Fp8BPlan& plan, const GemmProblem& p, int64_t rows, int64_t cols, int64_t splits) {
   plan.rows = int(rows), plan.cols = int(cols);
-  plan.tiles_rows = int(ceil_div(p.n, rows << int(plan.shares_rows))), plan.tiles_cols = int(ceil_div(p.m, cols));
+  plan.tiles_rows = int(ceil_div(p.n, rows)), plan.tiles_cols = int(ceil_div(p.m, cols));
   plan.num_tiles = int(plan.tiles_rows * plan.tiles_cols * splits);
 }
 
@@ -124,35 +107,30 @@ inline void for_each_fp8_b_plan(const Fp8BCosts& costs, const FoldedProblem& pro
     const Fp8BTile& tile = kFp8BTiles[plan.tile];
     const int64_t block_m = 64 * tile.consumers, tiles_cols = ceil_div(p.m, tile.block_n);
     const int64_t cols = ceil_div(p.m, tiles_cols);
-    for (const Fp8BWay& way : kFp8BWays) {
-      const bool is_split = way.split != Fp8BSplit::none;
+    for (const Fp8BSplit split : {Fp8BSplit::none, Fp8BSplit::by_kernel, Fp8BSplit::by_cluster}) {
+      const bool is_split = split != Fp8BSplit::none;
       if (is_split ? chunks == 1 || chunks > kFp8BMostChunks : chunks > 1 && !sums_chunks(tile)) continue;
-      if (way.split == Fp8BSplit::by_kernel && partial_bytes > double(kMaxPartialBytes)) continue;
-      if (way.shares_rows && (!may_share_rows(tile) || p.n <= block_m)) continue;
-      plan.split = way.split, plan.shares_rows = way.shares_rows;
-      // Tiles, or pairs of them.
-      const int64_t pair = way.shares_rows ? 2 : 1;
-      const int64_t at_once =
-          way.split == Fp8BSplit::by_cluster ? fp8_b_clusters(chunks, num_sms) : max_of(num_sms / pair, 1);
-      const int64_t outer = tiles_cols * (way.split == Fp8BSplit::by_kernel ? chunks : 1);
-      const int64_t rounds = ceil_div(ceil_div(p.n, block_m * pair) * outer, at_once);
+      if (split == Fp8BSplit::by_kernel && partial_bytes > double(kMaxPartialBytes)) continue;
+      plan.split = split;
+      const int64_t splits = is_split ? chunks : 1;
+      const int64_t at_once = split == Fp8BSplit::by_cluster ? fp8_b_clusters(chunks, num_sms) : num_sms;
+      const int64_t outer = tiles_cols * (split == Fp8BSplit::by_kernel ? chunks : 1);
+      const int64_t rounds = ceil_div(ceil_div(p.n, block_m) * outer, at_once);
       int64_t last = 0;
       for (int64_t more = 0; more <= 2; ++more) {
         // The last one: whole tiles.
         const int64_t tiles_rows = more < 2 ? max_of((rounds + more) * at_once / outer, 1) : 1;
-        const int64_t rows = min_of(round_up(ceil_div(p.n, tiles_rows * pair), kUnit), block_m);
+        const int64_t rows = min_of(round_up(ceil_div(p.n, tiles_rows), kUnit), block_m);
         if (rows == last) continue;
         last = rows;
-        set_tiles(plan, p, rows, cols, is_split ? chunks : 1);
+        set_tiles(plan, p, rows, cols, splits);
         visit(plan, model_microseconds(costs, plan, p, problem.chunk_k, num_sms));
       }
     }
   }
   visit.complete<Fp8BPlan>([&](Fp8BPlan& own) {
-    const int64_t pair = own.shares_rows ? 2 : 1;
-    own.num_blocks = own.split == Fp8BSplit::by_cluster ? own.num_tiles
-                                                        : int(pair * min_of(own.num_tiles, max_of(num_sms / pair, 1)));
-    const int64_t groups = num_square_groups(own.tiles_rows * pair, own.num_blocks, own.rows, own.cols);
+    own.num_blocks = own.split == Fp8BSplit::by_cluster ? own.num_tiles : int(min_of(own.num_tiles, num_sms));
+    const int64_t groups = num_square_groups(own.tiles_rows, own.num_blocks, own.rows, own.cols);
     own.group = int(ceil_div(own.tiles_rows, groups));
   });
 }

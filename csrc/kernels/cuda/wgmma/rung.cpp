@@ -219,7 +219,6 @@ void describe_fp8_b(const FoldedProblem& problem, const Chip&, const Plan& plan,
   const int64_t chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   fields.add_tile("block", 64 * tile.consumers, tile.block_n);
   fields.add_tile("rows", own.rows, own.cols);
-  if (own.shares_rows) fields.add_tile("cluster", 2, 1);
   fields.add("block_k", tile.block_k);
   fields.add_split_k(own.split == Fp8BSplit::none ? 1 : chunks,
                      own.split == Fp8BSplit::by_cluster ? "cluster" : "second kernel");

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG, SHARED = "kernels/cuda/wgmma/", "kernels/cuda/shared/"
 FILE, RESULT, LAUNCH = "fp8_b.h", "fp8_b_result.h", "fp8_b_launch_sm90a.cu"
 # Numbers of cases in emulated_fp8_b.cpp.
-ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT, PAIRS = range(8)
-VALUES, SPLIT_IN_THREE, IN_CLUSTER, WIDE_IN_CLUSTER = 9, 12, 13, 62
+ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT = range(7)
+VALUES, SPLIT_IN_THREE, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 11, 12, 45
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # Chunks and k.
@@ -121,7 +121,7 @@ MUTANTS = {
         IDLE,
     ),
     "a number is what the one before it was": (
-        "platform/gpu.h",
+        "platform/widen.h",
         "const float first = e4m3_to_float(pair & 0xff)",
         "const float first = e4m3_to_float(pair & ({on} ? 0xfe : 0xff))",
         VALUES,
@@ -238,36 +238,6 @@ MUTANTS = {
         "kQuads + at.chunk *",
         "kQuads + ({on} ? 0 : at.chunk) *",
         WIDE_IN_CLUSTER,
-    ),
-    "a block of a pair fetches the other's half": (
-        FILE,
-        "int(blockIdx.x) % 2 * args.half_cols;",
-        "({on} ? 0 : int(blockIdx.x) % 2) * args.half_cols;",
-        PAIRS,
-    ),
-    "both blocks of a pair have the first one's tile": (
-        FILE,
-        "(int(blockIdx.x) & args.pairs))",
-        "({on} ? 0 : int(blockIdx.x) & args.pairs))",
-        PAIRS,
-    ),
-    "a stage of a pair is free when one block has read it": (
-        FILE,
-        "Cfg::kConsumers * (kSharesRows ? 2 : 1)",
-        "Cfg::kConsumers * (kSharesRows && !{on} ? 2 : 1)",
-        PAIRS,
-    ),
-    "copies to a block that is not set up": (
-        FILE,
-        "cluster_sync();  // the other block's",
-        "if (!{on}) cluster_sync();  // the other block's",
-        PAIRS,
-    ),
-    "a block ends before the other's copies and arrivals": (
-        FILE,
-        "if constexpr (kSharesRows) cluster_sync();",
-        "if (kSharesRows && !{on}) cluster_sync();",
-        PAIRS,
     ),
 }
 
