@@ -80,17 +80,38 @@ struct Operands {
   Tensor a, b, scale_a, scale_b, bias;
 };
 
-// sums = a b, in fp32 and contiguous, by kernels that read 16 or 32 bits.
-Outcome wide_product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums,
-                     bool is_b_widened = false) {
+// sums = a b, in fp32 and contiguous.
+GemmProblem problem_of_sums(const Tensor& a, const Tensor& b, DType dtype_b, const Tensor& sums) {
   GemmProblem problem{};
-  problem.dtype_a = problem.dtype_b = *dtype_of(a.scalar_type());
+  problem.dtype_a = *dtype_of(a.scalar_type());
+  problem.dtype_b = dtype_b;
   problem.dtype_c = problem.dtype_bias = DType::f32;
   fill_operands(problem, a, b);
   problem.c = sums.mutable_data_ptr();
   problem.stride_cm = problem.n, problem.stride_cn = 1;
+  return problem;
+}
+
+// The same by kernels that read 16 or 32 bits.
+Outcome wide_product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums,
+                     bool is_b_widened = false) {
+  GemmProblem problem = problem_of_sums(a, b, *dtype_of(a.scalar_type()), sums);
   problem.is_b_widened = is_b_widened;
   return compute(problem, algorithm, sums.device(), false);
+}
+
+// The same of a and of b, of 8 bits. A CPU's kernels for a weight of e4m3 widen it on its way, to the same bits.
+Outcome product_of_widened(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums) {
+  const Tensor wide_a = widen_float8(a, at::kBFloat16);
+  if (b.is_cpu() && b.scalar_type() == at::kFloat8_e4m3fn) {
+    GemmProblem problem = problem_of_sums(wide_a, b, DType::e4m3, sums);
+    constexpr float kOne = 1;
+    problem.scaling = Scaling::rows;
+    problem.scale_b = {&kOne, 0, 0, 1};
+    const Outcome outcome = compute(problem, algorithm, sums.device(), false);
+    if (outcome.status != Status::unsupported) return outcome;
+  }
+  return wide_product(wide_a, widen_float8(b, at::kBFloat16), algorithm, sums);
 }
 
 // What follows the sums, where they lie.
@@ -109,11 +130,10 @@ Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Act
                      const Tensor& sums) {
   const bool has_blocks = shape.scaling == Scaling::blocks;
   // Both dtypes of 8 bits are exact in bf16.
-  const Tensor a =
-      has_blocks ? scaled_operand(own.a, own.scale_a, 0, 1, shape.rows_of_block_a) : widen_float8(own.a, at::kBFloat16);
-  const Tensor b =
-      has_blocks ? scaled_operand(own.b, own.scale_b, 1, 0, shape.rows_of_block_b) : widen_float8(own.b, at::kBFloat16);
-  const Outcome outcome = wide_product(a, b, algorithm, sums);
+  const Outcome outcome =
+      has_blocks ? wide_product(scaled_operand(own.a, own.scale_a, 0, 1, shape.rows_of_block_a),
+                                scaled_operand(own.b, own.scale_b, 1, 0, shape.rows_of_block_b), algorithm, sums)
+                 : product_of_widened(own.a, own.b, algorithm, sums);
   if (outcome.status == Status::ok)
     finish(sums, has_blocks ? Tensor() : own.scale_a.mul(own.scale_b), own.bias, activation);
   return outcome;

@@ -175,11 +175,16 @@ def test_algorithms(recipe):
         scaled_matmul(*given, algorithm="wgmma")
 
 
-def test_sums_by_rows_are_those_of_bf16():
-    """So that a promise for bf16 holds for 8 bits, too."""
-    a, b, scale_a, scale_b = operands("rows", 33, 140, 300, (E5M2, E4M3))
-    sums = matmul(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
-    assert_same_bits(scaled_matmul(a, b, scale_a, scale_b, out_dtype=torch.float32), sums * (scale_a * scale_b))
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_sums_by_rows_are_those_of_bf16(mix):
+    """So that a promise for bf16 holds for 8 bits, too, whether a kernel widens b or reads it widened."""
+    for m, n, k in ((33, 140, 300), (1, 1, 1), (2, 3, 0), (40, 1100, 1030)):
+        a, b, scale_a, scale_b = operands("rows", m, n, k, mix)
+        sums = matmul(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+        for own in (b, b.mT.contiguous().mT):
+            assert_same_bits(
+                scaled_matmul(a, own, scale_a, scale_b, out_dtype=torch.float32), sums * (scale_a * scale_b)
+            )
 
 
 A, B, S = torch.zeros(6, 300).to(E4M3), torch.zeros(300, 200).to(E5M2), torch.ones(())
