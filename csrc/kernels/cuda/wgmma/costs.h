@@ -49,9 +49,10 @@ struct Fp8BCosts {
   Mma16Time chain = 0.1749, chain_column = 7.18e-4;  // of 64 of k: a consumer's chain; more for each row of A
   Mma16Time widen = 0.0613, product = 1.557e-5;  // its share of what consumers do in turns; of each product's element
   MemoryRate rate = 3.68e6, cached = 9.7e6;      // bytes per us of memory; that tiles copy from the second-level cache
-  MemoryRate sums = 15e6;                        // of chunks' sums, written and read
+  MemoryRate sums = 15e6;                        // of chunks' sums, written and read by the second-level cache
   Fixed start = 6.72, tile = 2.02, element = 4.85e-5, chunk = 0.265;
   Fixed split = 2.59, shared_tile = 1.07, shared_element = 8.85e-5;  // sums by a kernel; of a tile, by a cluster
+  Fixed held = 30e6;   // bytes of them, beyond which they come from memory
   Fixed idle = 0.988;  // share of the memory's rate that few multiprocessors draw
 };
 inline constexpr CostRow<Fp8BCosts> kFp8BCosts[] = {{90, {}}};

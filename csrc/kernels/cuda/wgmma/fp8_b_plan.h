@@ -82,8 +82,10 @@ inline double model_microseconds(const Fp8BCosts& c, const Fp8BPlan& plan, const
   const double memory =
       (n * k + 2 * m * k + double(size_of(p.dtype_c)) * m * n) / c.rate / (c.idle + (1 - c.idle) * busy);
   const double cached = (n * k * plan.tiles_cols + 2 * m * k * plan.tiles_rows) / c.cached;
+  const double partial = 8 * double(chunks) * m * n;
+  const double sums = partial / c.sums + std::max(partial - c.held, 0.0) / c.rate;
   return c.start + overlapped(tiles, memory, cached) + (is_shared ? c.shared_tile.value : 0) +
-         (plan.split == Fp8BSplit::by_kernel ? c.split + 8 * double(chunks) * m * n / c.sums : 0);
+         (plan.split == Fp8BSplit::by_kernel ? c.split + sums : 0);
 }
 
 // Tiles of `rows` and `cols`.
