@@ -499,6 +499,25 @@ int main(int argc, char** argv) {
   }
   for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
   int64_t num_named = 0;
+  // B of 8 bits: few rows, more of them, chunks side by side.
+  const int64_t shapes_of_8_bits[][3] = {{1, 300, 4099}, {2, 13, 4096},  {3, 70, 33},     {8, 40, 1030},
+                                         {9, 33, 520},   {40, 70, 1100}, {131, 260, 521}, {5, 17, 0}};
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const auto& shape : shapes_of_8_bits) {
+      for (const Layout layout : {Layout::any, Layout::nn, Layout::nt}) {
+        run_case({shape[0],
+                  shape[1],
+                  shape[2],
+                  {},
+                  dtype,
+                  Activation(random_int(0, 4)),
+                  int(random_int(0, 3)),
+                  layout,
+                  true});
+        ++num_named;
+      }
+    }
+  }
   for (const auto& shape : kNtShapes) {
     run_case({shape[0], shape[1], shape[2], {}, DType::f32, Activation::none, 0, Layout::nt});
     ++num_named;
@@ -526,25 +545,6 @@ int main(int argc, char** argv) {
     const auto& shape = kLargeShapes[dtype % 2];
     run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation::none, 0});
     ++num_named;
-  }
-  // Few rows, more of them, chunks side by side.
-  const int64_t shapes_of_8_bits[][3] = {{1, 300, 4099}, {2, 13, 4096},  {3, 70, 33},     {8, 40, 1030},
-                                         {9, 33, 520},   {40, 70, 1100}, {131, 260, 521}, {5, 17, 0}};
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    for (const auto& shape : shapes_of_8_bits) {
-      for (const Layout layout : {Layout::any, Layout::nn, Layout::nt}) {
-        run_case({shape[0],
-                  shape[1],
-                  shape[2],
-                  {},
-                  dtype,
-                  Activation(random_int(0, 4)),
-                  int(random_int(0, 3)),
-                  layout,
-                  true});
-        ++num_named;
-      }
-    }
   }
   std::printf("%lld cases:", (long long)(num_cases + num_named));
   for (const Algorithm& algorithm : algorithms) std::printf(" %s %lld", algorithm.name, (long long)algorithm.num_runs);

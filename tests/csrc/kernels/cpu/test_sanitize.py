@@ -135,6 +135,10 @@ MUTANTS = {
 
 # Mutants that named shapes of sanitize.cpp find, and random shapes hardly ever do.
 OF_NAMED_SHAPES = (
+    "the first columns' scales for later ones",
+    "the first column's scale for its neighbours",
+    "denormal numbers of 8 bits",
+    "the other half of a packet of 8 bits",
     "no memory for dot products",
     "both chunks of a pair by the first one's rows",
     "words of short columns",

@@ -28,7 +28,7 @@ UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned", "direct/mma")
 PTX_FOR_SM_80 = ("06_mma_cached", "07_mma_double_buffered")
 NOT_FOR_SM_80 = (
     *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled", "08_mma_output_cached"),
-    *("simt_pipelined", "mma_async/instances", "skinny/kernel", "direct/fma"),
+    *("simt_pipelined", "mma_async/instances", "skinny/kernel", "direct/fma", "quantize"),
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: instances of their own, and parts
 # of others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08. Instances:
