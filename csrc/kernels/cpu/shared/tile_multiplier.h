@@ -86,7 +86,7 @@ class Output {
     const GemmProblem& by_rows = is_column_major_ ? transposed_ : item_;
     if (!by_rows.bias) return;
     const int64_t col = is_column_major_ ? target.row : target.col, cols = is_column_major_ ? target.rows : target.cols;
-    for (int64_t j = 0; j < cols; ++j) bias[j] = bias_element<float>(by_rows, (col + j) * by_rows.stride_bias_n);
+    load_bias_elements(by_rows, col * by_rows.stride_bias_n, by_rows.stride_bias_n, cols, bias);
   }
 
   // Rows `first` .. first + 3 of a block, of those that exist.
