@@ -81,7 +81,7 @@ FoldedProblem usual_group(DType dtype) {
   return problem;
 }
 
-// The same beside a B of 8 bits, along k.
+// A problem of a usual size whose B has 8 bits and lies along k.
 FoldedProblem usual_weight(DType dtype) {
   FoldedProblem problem = usual_problem(dtype);
   GemmProblem& p = problem.gemm;

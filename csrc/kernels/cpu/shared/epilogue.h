@@ -39,7 +39,7 @@ TILEDMM_INLINE Reg<A> load_bias(const GemmProblem& problem, int64_t row, int64_t
   return load(values);
 }
 
-// That of a row, where it has one for all of its elements.
+// The bias of a row of C that adds one number to all of its elements, in each lane.
 template <class A>
 TILEDMM_INLINE Reg<A> load_bias_of_row(const GemmProblem& problem, int64_t row) {
   A value;

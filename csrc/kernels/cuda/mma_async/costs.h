@@ -70,9 +70,9 @@ struct MmaUnalignedCosts {
 };
 inline constexpr CostRow<MmaUnalignedCosts> kMmaUnalignedCosts[] = {{90, {}}};
 
-// Of operands of 8 bits: after eight shapes on an H200.
+// The costs of operands of 8 bits are set after the times of eight shapes on an H200.
 struct MmaFp8Costs {
-  // Of a step of 16 along k, as in MmaAsyncCosts.
+  // Both are times of a step of 16 along k, as in MmaAsyncCosts.
   Mma16Time alone[kNumMmaFp8Shapes] = {0.275, 0.15, 0.1}, busy[kNumMmaFp8Shapes] = {0.28, 0.097, 0.044};
   MemoryRate rate = 3.4e6;
   Fixed start = 6.4, element = 1.1e-4;  // of a call, of an element of a tile

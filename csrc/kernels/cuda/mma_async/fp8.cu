@@ -16,7 +16,7 @@
 namespace tiledmm::gpu {
 namespace {
 
-// With the names that WarpSums asks for.
+// A tile's sizes, under the names that WarpSums asks for.
 template <int SHAPE>
 struct Fp8Config {
   using T = Half;
@@ -52,7 +52,7 @@ struct WideningTile {
   bool is_e5m2;
   Wide of_16_bits;  // loads fragments, and copies nothing
 
-  // From mn on.
+  // The tiles begin at row (column) mn of the operand.
   TILEDMM_DEVICE WideningTile(const Operand<uint8_t>& operand, int64_t mn, DType dtype)
       : step(kRows * operand.stride_mn),
         far(thread_idx() / kPacketsOfRow),

@@ -154,15 +154,15 @@ struct CopyBytesShared {
 // those who read vectors of 16.
 TILEDMM_DEVICE int place_of_four(int row, int four) { return four ^ row / kCopyNear * 4; }
 
-// `count` bytes at an address, up to 16; zeros behind them. Words that hold none of them are not read.
+// `count` bytes at an address, at most 16; zeros behind them. Words that hold none of them are not read.
 TILEDMM_DEVICE Vector16 load_bytes(const uint8_t* from, int count) {
   const auto address = reinterpret_cast<uintptr_t>(from);
-  if (count >= kCopyNear && address % 16 == 0) return load_global(reinterpret_cast<const Vector16*>(from));
+  if (count == kCopyNear && address % 16 == 0) return load_global(reinterpret_cast<const Vector16*>(from));
   const int shift = int(address % 4);
   const auto* words = reinterpret_cast<const uint32_t*>(from - shift);
   uint32_t raw[5];
   TILEDMM_UNROLL for (int i = 0; i < 5; ++i) {
-    raw[i] = count > 0 && 4 * i < shift + min_of(count, kCopyNear) ? load_global(words + i) : 0;
+    raw[i] = count > 0 && 4 * i < shift + count ? load_global(words + i) : 0;
   }
   Vector16 bytes;
   TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
@@ -173,12 +173,11 @@ TILEDMM_DEVICE Vector16 load_bytes(const uint8_t* from, int count) {
   return bytes;
 }
 
-// The same of elements that do not follow each other.
+// `count` bytes that lie `stride` apart, at most 16; zeros behind them.
 TILEDMM_DEVICE Vector16 gather_bytes(const uint8_t* from, int count, int64_t stride) {
-  Vector16 bytes;
+  Vector16 bytes = {};
   TILEDMM_UNROLL for (int i = 0; i < kCopyNear; ++i) {
-    const uint32_t byte = i < count ? load_global(from + i * stride) : 0;
-    bytes.words[i / 4] = (i % 4 == 0 ? 0 : bytes.words[i / 4]) | byte << i % 4 * 8;
+    if (i < count) bytes.words[i / 4] |= uint32_t(load_global(from + i * stride)) << i % 4 * 8;
   }
   return bytes;
 }

@@ -1,4 +1,4 @@
-// From sums to C, of wgmma_fp8_b and of the kernel that adds its chunks: scales, bias, activation, one rounding.
+// wgmma_fp8_b and the kernel that adds its chunks make C of sums here: scales, bias, activation, one rounding.
 #pragma once
 
 #include "kernels/cuda/shared/epilogue.h"
@@ -67,7 +67,7 @@ struct Fp8BColumns {
   }
 };
 
-// Of some chunks, in their order.
+// The total of the first `count` chunks' sums, added in their order.
 template <int MOST>
 __device__ __forceinline__ float4 sum_of(const float4 (&sums)[MOST], int count) {
   float4 v = sums[0];
