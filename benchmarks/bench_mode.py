@@ -1,11 +1,13 @@
 """Whole models as they are and under `torch_tiledmm.enable()`: times, and whether a row's bits depend on the batch.
 
-    python benchmarks/bench_mode.py [--device cuda] [--json FILE] [--what times generate gradients]
+    python benchmarks/bench_mode.py [--device cuda] [--json FILE] [--what times attention cached generate gradients]
 
 The models are those of transformers with random weights, in bf16 on a GPU and in fp32 on a CPU. times: forward passes
-and training steps (forward and backward), arms in turns, medians; torch / ours. generate: logits of 64 tokens of
-batches of 1, 2, 5 and 8 prompts against those of 16, of one length and padded to one, steps that differ. gradients:
-losses and input gradients of each row alone against a batch of 16, rows that differ.
+and training steps (forward and backward), arms in turns, medians; torch / ours. attention: what torch's attention of
+grouped heads costs as torch chooses and under the mode. cached: logits of a whole sequence against those of its tokens
+one at a time with a cache, steps that differ. generate: logits of 64 tokens of batches of 1, 2, 5 and 8 prompts against
+those of 16, of one length and padded to one, steps that differ. gradients: losses and input gradients of each row alone
+against a batch of 16, rows that differ.
 """
 
 import argparse
@@ -145,7 +147,48 @@ def measure_decoding(model: nn.Module) -> dict[str, float]:
     return {f"{name}_ms": round(min(times), 3) for name, times in found.items()}
 
 
-def measure_generate(device: str, is_large: bool) -> list[dict]:
+def measure_attention(device: str, is_large: bool, count: int) -> list[dict]:
+    """Four heads of queries for one of keys, 128 numbers each: whole sequences, and one token with a cache."""
+    rows = []
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for batch, heads, queries, keys in ((1, 32, 4096, 4096), (4, 32, 1024, 1024), (16, 32, 1, 2048), (1, 32, 1, 8192)):
+        heads = heads if is_large else 4
+        query = torch.randn(batch, heads, queries, 128, device=device, dtype=dtype)
+        key, value = (torch.randn(batch, heads // 4, keys, 128, device=device, dtype=dtype) for _ in range(2))
+
+        def attend(query=query, key=key, value=value) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(
+                query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True
+            )
+
+        row = {"queries": list(query.shape), "keys": list(key.shape), **compare(attend, device, count)}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def measure_cached(device: str, is_large: bool, count: int) -> list[dict]:
+    rows = []
+    for name in ("llama", "gpt2", "mixtral"):
+        for attention in ("eager", "sdpa"):
+            model, inputs = make(name, device, is_large, attention)
+            tokens = inputs["input_ids"][:4]
+            half = tokens.shape[1] // 2
+            for arm_name in ("torch", "ours"):
+                with arm(arm_name), torch.no_grad():
+                    whole = model(tokens).logits
+                    made = model(tokens[:, :half], use_cache=True)
+                    differ = int(not torch.equal(made.logits, whole[:, :half]))
+                    for i in range(half, tokens.shape[1]):
+                        made = model(tokens[:, i : i + 1], past_key_values=made.past_key_values, use_cache=True)
+                        differ += not torch.equal(made.logits[:, 0], whole[:, i])
+                steps = tokens.shape[1] - half + 1
+                rows.append({"model": name, "attention": attention, "arm": arm_name, "steps": steps, "differ": differ})
+                print(rows[-1], flush=True)
+    return rows
+
+
+def measure_generate(device: str, is_large: bool, count: int) -> list[dict]:
     rows = []
     for attention in ("eager", "sdpa"):
         for padded in (False, True):
@@ -176,7 +219,7 @@ def measure_generate(device: str, is_large: bool) -> list[dict]:
     return rows
 
 
-def measure_gradients(device: str, is_large: bool) -> list[dict]:
+def measure_gradients(device: str, is_large: bool, count: int) -> list[dict]:
     rows = []
     for model_name in ("llama", "gpt2", "bert"):
         for attention in ("eager", "sdpa"):
@@ -203,21 +246,26 @@ def measure_gradients(device: str, is_large: bool) -> list[dict]:
     return rows
 
 
+MEASURED = {
+    "times": measure_times,
+    "attention": measure_attention,
+    "cached": measure_cached,
+    "generate": measure_generate,
+    "gradients": measure_gradients,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
-    parser.add_argument("--what", nargs="+", default=["times", "generate", "gradients"])
+    parser.add_argument("--what", nargs="+", choices=MEASURED, default=list(MEASURED))
     parser.add_argument("--count", type=int, default=10, help="calls in a turn")
     args = parser.parse_args()
     is_large = args.device == "cuda"
     results: dict[str, object] = describe_gpu_run("mode") if is_large else describe_run("mode", torch.float32)
     for what in args.what:
-        if what == "times":
-            results[what] = measure_times(args.device, is_large, args.count)
-        else:
-            measure = {"generate": measure_generate, "gradients": measure_gradients}[what]
-            results[what] = measure(args.device, is_large)
+        results[what] = MEASURED[what](args.device, is_large, args.count)
         write_json(results, args.json)
 
 

@@ -46,7 +46,7 @@ struct Group {
 };
 constexpr Group kGroups[] = {
     {"products", products, true, true},      {"functions", functions, true, false},
-    {"reductions", reductions, false, true}, {"attention", attention, false, true},
+    {"reductions", reductions, false, true}, {"attention", attention, true, true},
     {"watched", watched, true, true},
 };
 
@@ -81,9 +81,19 @@ void add(DispatchKey key, const std::vector<std::string>& groups) {
       added.push_back(own);
     }
   }
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  for (Override* own : added) library->impl(own->row.name, own->row.kernel(*own));
-  mode.libraries.push_back(std::move(library));
+  // An operator made of others has its gradient from theirs. Its kernel stands at the key of gradients, too, where
+  // torch would look for a formula otherwise.
+  for (const bool is_autograd : {false, true}) {
+    const DispatchKey own_key = is_autograd ? c10::getAutogradKeyFromBackend(c10::toBackendComponent(key)) : key;
+    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", own_key, __FILE__, __LINE__);
+    for (Override* own : added) {
+      const c10::OperatorHandle& op = own->original->opHandle();
+      const bool is_composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+                                !op.hasKernelForDispatchKey(DispatchKey::Autograd);
+      if (is_composite || !is_autograd) library->impl(own->row.name, own->row.kernel(*own));
+    }
+    mode.libraries.push_back(std::move(library));
+  }
 }
 
 void set(std::string_view algorithm, const std::vector<std::string>& devices, const std::vector<std::string>& groups) {

@@ -62,7 +62,7 @@ struct Row {
 const std::vector<Row>& products();    // mode_products.cpp
 const std::vector<Row>& functions();   // mode_functions.cpp: of each element, on the CPU
 const std::vector<Row>& reductions();  // mode_reductions.cpp: on GPUs
-const std::vector<Row>& attention();   // mode_attention.cpp: on GPUs
+const std::vector<Row>& attention();   // mode_attention.cpp
 const std::vector<Row>& watched();     // mode.cpp: torch's own, which are counted
 
 // What stands for one operator at one dispatch key.

@@ -1,5 +1,7 @@
 // The mode's efficient attention on GPUs: torch's own kernels, called in the way whose bits depend neither on the batch
 // nor on chance.
+#include <ATen/ops/scaled_dot_product_attention.h>
+
 #include "torch/mode.h"
 
 namespace tiledmm::mode {
@@ -22,11 +24,61 @@ struct KeepKeysTogether : c10::OperatorKernel {
   Override& own;
 };
 
+// Attention whose heads of the query share those of the keys.
+at::Tensor attend_in_groups(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                            std::optional<double> scale) {
+  const c10::SymInt shared = query.sym_size(1) / key.sym_size(1);
+  // The heads of a single query can stand as its rows, so that keys are read once. A row's bits stay.
+  const bool is_mask_of_keys = !mask || (mask->dim() == 4 && mask->sym_size(1) == 1);
+  if (query.sym_size(2) == 1 && is_mask_of_keys && !is_causal && dropout == 0) {
+    const at::Tensor rows = query.unflatten_symint(1, {key.sym_size(1), shared}).squeeze(3);
+    return at::scaled_dot_product_attention(rows, key, value, mask, dropout, false, scale).flatten(1, 2).unsqueeze(2);
+  }
+  const auto repeated = [&](const at::Tensor& heads) {
+    return heads.unsqueeze(2)
+        .expand_symint({heads.sym_size(0), heads.sym_size(1), shared, heads.sym_size(2), heads.sym_size(3)})
+        .flatten(1, 2);
+  };
+  return at::scaled_dot_product_attention(query, repeated(key), repeated(value), mask, dropout, is_causal, scale);
+}
+
+// torch's efficient attention refuses heads that share keys, so that its math is left, which keeps a score of each pair
+// of query and key in fp32. Here torch chooses once more, for heads that share none.
+struct ShareNoHeads : c10::OperatorKernel {
+  explicit ShareNoHeads(Override& own) : own(own) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const size_t num_arguments = op.schema().arguments().size();
+    const auto argument = [&](const char* name) -> const c10::IValue& {
+      const std::optional<int> idx = op.schema().argumentIndexWithName(name);
+      TORCH_CHECK(idx, "tiledmm: ", op.operator_name(), " has no ", name);
+      return stack->at(stack->size() - num_arguments + size_t(*idx));
+    };
+    const at::Tensor query = argument("query").toTensor(), key = argument("key").toTensor(),
+                     value = argument("value").toTensor();
+    const bool is_grouped = argument("enable_gqa").toBool() && !argument("dropout_mask").isTensor() &&
+                            query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && key.sym_size(1) > 0 &&
+                            key.sym_size(1) == value.sym_size(1) && query.sym_size(1) > key.sym_size(1) &&
+                            query.sym_size(1) % key.sym_size(1) == 0;
+    if (!is_grouped) return own.call(*stack);
+    own.served.count(own.row.detail);
+    const at::Tensor out = attend_in_groups(query, key, value, argument("attn_mask").toOptional<at::Tensor>(),
+                                            argument("dropout_p").toDouble(), argument("is_causal").toBool(),
+                                            argument("scale").toOptional<double>());
+    torch::jit::drop(*stack, num_arguments);
+    torch::jit::push(*stack, out, at::Tensor());  // nobody has the scores
+  }
+
+  Override& own;
+};
+
 }  // namespace
 
 const std::vector<Row>& attention() {
   static const std::vector<Row> rows = {
       {"_efficient_attention_backward", boxed<KeepKeysTogether>, "torch's kernel, keys in one part"},
+      {"_scaled_dot_product_attention_math", boxed<ShareNoHeads>, "torch's kernel for heads that share none"},
   };
   return rows;
 }

@@ -595,6 +595,54 @@ def test_attention(device):
         assert torch.backends.cuda.flash_sdp_enabled()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("shared", "queries", "keys", "mask", "is_causal"),
+    [(3, 5, 9, None, False), (2, 7, 7, None, True), (2, 1, 9, None, False), (3, 1, 9, (2, 1, 1, 9), False),
+     (2, 1, 9, (2, 6, 1, 9), False), (6, 3, 5, (1, 1, 3, 5), False), (2, 1, 3, None, True)],
+)  # fmt: skip
+def test_attention_of_grouped_heads(device, shared, queries, keys, mask, is_causal):
+    """Values and gradients against torch's math without the mode, in fp64.
+
+    Planted bugs that this caught: heads of the keys repeated as a whole; a mask of heads, or a causal one, for the heads
+    of a single query; no kernel at the key of gradients.
+    """
+    query = torch.randn(2, 6, queries, 16, dtype=torch.float64, device=device, requires_grad=True)
+    key, value = (
+        torch.randn(2, 6 // shared, keys, 16, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2)
+    )
+    inputs = (query, key, value)
+    options = {"is_causal": is_causal, "scale": 0.3, "enable_gqa": True}
+    options["attn_mask"] = mask and torch.randn(mask, dtype=torch.float64, device=device)
+
+    def run() -> tuple[Tensor, ...]:
+        y = F.scaled_dot_product_attention(*inputs, **options)
+        return y, *torch.autograd.grad(y.square().sum(), inputs)
+
+    expected = run()
+    with torch_tiledmm.enabled():
+        actual = run()
+        assert served()["_scaled_dot_product_attention_math"] == 1
+        with torch.inference_mode():
+            assert torch.equal(F.scaled_dot_product_attention(*inputs, **options), actual[0])
+    for own, exact in zip(actual, expected, strict=True):
+        torch.testing.assert_close(own, exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="efficient attention is a GPU's")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_attention_of_one_query_has_the_bits_of_many(dtype):
+    """What a sampler computes with a cache is what a trainer computes of the whole sequence; heads are grouped."""
+    query = torch.randn(2, 8, 333, 64, device="cuda", dtype=dtype)
+    key, value = (torch.randn(2, 2, 333, 64, device="cuda", dtype=dtype) for _ in range(2))
+    with torch_tiledmm.enabled():
+        whole = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        for i in range(0, 333, 23):
+            part = (query[:1, :, i : i + 1], key[:1, :, : i + 1], value[:1, :, : i + 1])
+            assert torch.equal(F.scaled_dot_product_attention(*part, enable_gqa=True), whole[:1, :, i : i + 1])
+        assert "bmm" not in served()  # not math
+
+
 def test_report():
     a, b = operands(torch.float32)
     with torch_tiledmm.enabled(cover=["products"]):
