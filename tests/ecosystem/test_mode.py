@@ -1,5 +1,5 @@
 """transformers under the mode: a whole model's rows have the same bits alone and in a batch, forward, backward and in
-generate; torch's own do not in all of them.
+generate, and a token has them alone with a cache and in its sequence; torch's own do not in all of them.
 
 Planted bugs that these tests caught: products left out, the choice of attention left out.
 """
@@ -77,3 +77,18 @@ def test_generate(name):
         whole = steps(slice(0, BATCH))
         for rows in (slice(0, 1), slice(2, 5)):
             assert all(torch.equal(own, step[rows]) for own, step in zip(steps(rows), whole, strict=True))
+
+
+@pytest.mark.parametrize("attention", ("eager", "sdpa"))
+@pytest.mark.parametrize("name", ("llama", "gpt2", "mixtral"))
+def test_tokens_one_at_a_time(name, attention):
+    """A sampler's logits, with a cache, are those of the whole sequence in a batch."""
+    model, tokens = make(name).float(), input_of(name)["input_ids"]
+    model.set_attn_implementation(attention)
+    with torch_tiledmm.enabled(), torch.no_grad():
+        whole = model(tokens).logits
+        cache = None
+        for i in range(tokens.shape[1]):
+            made = model(tokens[2:4, i : i + 1], past_key_values=cache, use_cache=True)
+            assert torch.equal(made.logits[:, 0], whole[2:4, i])
+            cache = made.past_key_values
