@@ -1,5 +1,4 @@
-// The mode's efficient attention on GPUs: torch's own kernels, called in the way whose bits depend neither on the batch
-// nor on chance.
+// The mode's attention: torch's own kernels, called in the way whose bits depend neither on the batch nor on chance.
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "torch/mode.h"

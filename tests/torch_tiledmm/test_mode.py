@@ -604,8 +604,8 @@ def test_attention(device):
 def test_attention_of_grouped_heads(device, shared, queries, keys, mask, is_causal):
     """Values and gradients against torch's math without the mode, in fp64.
 
-    Planted bugs that this caught: heads of the keys repeated as a whole; a mask of heads, or a causal one, for the heads
-    of a single query; no kernel at the key of gradients.
+    Planted bugs that this caught: heads of the keys repeated as a whole; a mask of heads, or a causal one, for the rows
+    that stand for the heads of a single query.
     """
     query = torch.randn(2, 6, queries, 16, dtype=torch.float64, device=device, requires_grad=True)
     key, value = (
