@@ -7,6 +7,17 @@
 namespace tiledmm::cuda {
 namespace {
 
+// The total of the first `count` chunks' sums, added in their order.
+template <int MOST>
+__device__ __forceinline__ float4 sum_of(const float4 (&sums)[MOST], int count) {
+  float4 v = sums[0];
+#pragma unroll
+  for (int i = 1; i < MOST; ++i) {
+    if (i < count) v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
+  }
+  return v;
+}
+
 // Two values as 16-bit elements, rounded to nearest even; the first in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t pack_pair(float first, float second) {

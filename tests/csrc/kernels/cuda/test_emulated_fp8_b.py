@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG, SHARED = "kernels/cuda/wgmma/", "kernels/cuda/shared/"
-FILE, RESULT, LAUNCH = "fp8_b.h", "fp8_b_result.h", "fp8_b_launch_sm90a.cu"
+FILE, RESULT, SUMS = "fp8_b.h", "fp8_b_result.h", "platform/chunk_sums.h"
 # Numbers of cases in emulated_fp8_b.cpp.
 ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT = range(7)
 VALUES, SPLIT_IN_THREE, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 11, 12, 45
@@ -52,15 +52,15 @@ MUTANTS = {
         IN_CLUSTER,
     ),
     "a second kernel adds chunks from the last to the first": (
-        LAUNCH,
-        "(int64_t(i) * m + row)",
-        "(int64_t({on} ? num_chunks - 1 - i : i) * m + row)",
+        SUMS,
+        "(from + (chunk + i) * slab)",
+        "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
         SPLIT_IN_THREE,
     ),
     "a second kernel leaves out the last elements": (
-        LAUNCH,
-        "ceil_div(p.m * ld / 4, cuda::kAddThreads)",
-        "ceil_div(p.m * ld / 4, cuda::kAddThreads) - {on}",
+        SUMS,
+        "ceil_div(count, num_threads * columns)",
+        "ceil_div(count, num_threads * columns) - {on}",
         SPLIT,
     ),
     # Scales and what follows the sums.

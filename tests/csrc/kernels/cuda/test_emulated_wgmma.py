@@ -404,14 +404,14 @@ MUTANTS = {
     ),
     "the second kernel adds the last chunk first": (
         PLATFORM + "chunk_sums.h",
-        "load_global(from + (chunk + i) * slab)",
-        "load_global(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
+        "(from + (chunk + i) * slab)",
+        "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
         CLUSTERS,
     ),
     "a cluster adds the last chunk first": (
         "cluster.h",
-        "float4 total = sums[0];",
-        "if ({on}) std::swap(sums[0], sums[args.num_splits - 1]);\n    float4 total = sums[0];",
+        "const float4 total = sum_of",
+        "if ({on}) std::swap(sums[0], sums[args.num_splits - 1]);\n    const float4 total = sum_of",
         SHARES,
     ),
     "a cluster's sums are read before they are there": (
@@ -453,8 +453,8 @@ MUTANTS = {
     ),
     "the sum of a row is that of the next column": (
         PLATFORM + "chunk_sums.h",
-        "col == ld - 1)",
-        "col == ld - 1 - {on})",
+        "col + COLS == ld)",
+        "col + COLS == ld - {on})",
         SPLIT_ROW_SUMS,
     ),
     "a cluster's tile is stored beyond C": (
