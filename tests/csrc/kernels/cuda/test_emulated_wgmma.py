@@ -39,7 +39,7 @@ REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
-WIDE_PLAIN_GRID, WIDE_BY_THREADS, NUM_CASES = range(36, 39)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, EXCHANGED_SPLIT, NUM_CASES = range(36, 40)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -407,6 +407,18 @@ MUTANTS = {
         "(from + (chunk + i) * slab)",
         "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
         CLUSTERS,
+    ),
+    "four columns have the first one's sum": (
+        PLATFORM + "chunk_sums.h",
+        "sum.of[j] += next[i].of[j];",
+        "sum.of[j] += next[i].of[{on} ? 0 : j];",
+        EXCHANGED_SPLIT,
+    ),
+    "the sums of transposed chunks lie on each other": (
+        SHARED + "epilogue.h",
+        "int64_t(at.slab) * args.n",
+        "int64_t({on} ? 0 : at.slab) * args.n",
+        EXCHANGED_SPLIT,
     ),
     "a cluster adds the last chunk first": (
         "cluster.h",
