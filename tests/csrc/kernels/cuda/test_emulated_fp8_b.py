@@ -13,10 +13,10 @@ import pytest
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG, SHARED = "kernels/cuda/wgmma/", "kernels/cuda/shared/"
-FILE, RESULT, SUMS = "fp8_b.h", "fp8_b_result.h", "platform/chunk_sums.h"
+FILE, RESULT = "fp8_b.h", "fp8_b_result.h"
 # Numbers of cases in emulated_fp8_b.cpp.
 ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT = range(7)
-VALUES, SPLIT_IN_THREE, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 11, 12, 45
+VALUES, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 12, 45
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # Chunks and k.
@@ -50,18 +50,6 @@ MUTANTS = {
         "+ quad * 16, i));",
         "+ quad * 16, {on} ? args.num_splits - 1 - i : i));",
         IN_CLUSTER,
-    ),
-    "a second kernel adds chunks from the last to the first": (
-        SUMS,
-        "(from + (chunk + i) * slab)",
-        "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
-        SPLIT_IN_THREE,
-    ),
-    "a second kernel leaves out the last elements": (
-        SUMS,
-        "ceil_div(count, num_threads * columns)",
-        "ceil_div(count, num_threads * columns) - {on}",
-        SPLIT,
     ),
     # Scales and what follows the sums.
     "a column has its neighbour's scale": (

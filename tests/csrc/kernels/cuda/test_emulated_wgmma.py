@@ -408,12 +408,6 @@ MUTANTS = {
         "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
         CLUSTERS,
     ),
-    "four columns have the first one's sum": (
-        PLATFORM + "chunk_sums.h",
-        "sum.of[j] += next[i].of[j];",
-        "sum.of[j] += next[i].of[{on} ? 0 : j];",
-        EXCHANGED_SPLIT,
-    ),
     "the sums of transposed chunks lie on each other": (
         SHARED + "epilogue.h",
         "int64_t(at.slab) * args.n",
