@@ -11,8 +11,7 @@ namespace {
 // launch(a problem) for groups at a time, whose results it adds.
 template <class Launch>
 Status launch_groups(const FoldedProblem& problem, const Executor& executor, const Launch& launch) {
-  constexpr int kThreads = 128;
-  const int64_t k = problem.gemm.k, count = problem.batch_size * problem.gemm.m * problem.gemm.n;
+  const int64_t k = problem.gemm.k;
   if (k <= kSplitGroupK) return launch(problem);
   auto* const sums = static_cast<float*>(executor.allocate(executor.self, size_t(group_sum_bytes(problem))));
   if (!sums) return Status::out_of_memory;
@@ -26,9 +25,8 @@ Status launch_groups(const FoldedProblem& problem, const Executor& executor, con
     if (status != Status::ok) break;
     FoldedProblem whole = problem;
     if (next < k) drop_epilogue(whole.gemm);
-    const auto add = first == 0 ? add_chunks<float, kThreads, 16> : add_chunks<float, kThreads, 16, true>;
-    status = launch_early(add, ceil_div(count, kThreads), 1, kThreads, 0, executor, static_cast<const float*>(sums),
-                          problem.gemm.n, num_groups, whole);
+    const auto add = first == 0 ? add_chunks_of<float> : add_chunks_of<float, true>;
+    status = add(whole, sums, problem.gemm.n, num_groups, executor);
   }
   executor.release(executor.self, sums);
   return status;

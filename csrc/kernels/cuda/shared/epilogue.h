@@ -7,6 +7,17 @@
 namespace tiledmm::cuda {
 namespace {
 
+// The total of the first `count` chunks' sums, added in their order.
+template <int MOST>
+__device__ __forceinline__ float4 sum_of(const float4 (&sums)[MOST], int count) {
+  float4 v = sums[0];
+#pragma unroll
+  for (int i = 1; i < MOST; ++i) {
+    if (i < count) v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
+  }
+  return v;
+}
+
 // Two values as 16-bit elements, rounded to nearest even; the first in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
@@ -356,7 +367,8 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   }
 }
 
-// Stores those rows of a chunk's sums, unrounded. `first_row` is the thread's.
+// Stores those rows of a chunk's sums, unrounded. `first_row` is the thread's. Sums have the order of C: if that is
+// stored transposed, eight threads have 32 bytes of a row of C.
 template <class Cfg>
 __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], const Arguments& args, const Place& at,
                                               int first_row) {
@@ -364,6 +376,15 @@ __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], con
   for (int h = 0; h < 2; ++h) {
     const int i = first_row + Cfg::kRowStep * h;
     if (i >= args.m) break;
+    if (sizeof(typename Cfg::C) == 2 && !Cfg::kSumsRows && args.is_exchanged) {
+      float* to = args.partial + int64_t(at.slab) * args.n * args.ld_partial + i;
+#pragma unroll
+      for (int j = 0; j < Cfg::kAcc / 2; ++j) {
+        const int col = Cfg::LoaderB::row_of(at.col, j / 2 * 8) + threadIdx.x % 4 * 2 + j % 2;
+        if (col < args.n) to[col * args.ld_partial] = acc[j / 2 * 4 + 2 * h + j % 2];
+      }
+      continue;
+    }
     float* to = args.partial + (int64_t(at.slab) * args.m + i) * args.ld_partial;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN / 8; ++j) {

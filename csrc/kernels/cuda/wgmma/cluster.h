@@ -73,12 +73,7 @@ __device__ __forceinline__ void finish_shared_tile(const float (&acc)[Cfg::kAcc]
     for (int i = 0; i < kMaxCluster; ++i) {
       if (i < args.num_splits) sums[i] = load_shared_cluster_vector(map_shared_cluster(shared.stages + unit * 16, i));
     }
-    float4 total = sums[0];
-#pragma unroll
-    for (int i = 1; i < kMaxCluster; ++i) {
-      if (i < args.num_splits)
-        total = make_float4(total.x + sums[i].x, total.y + sums[i].y, total.z + sums[i].z, total.w + sums[i].w);
-    }
+    const float4 total = sum_of(sums, args.num_splits);
     const int row = at.row + thread / 32 * 16 + thread % 32 / 4, col = at.col + unit / kWarpgroup * 8 + thread % 4 * 2;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half)

@@ -1,4 +1,4 @@
-// wgmma_fp8_b and the kernel that adds its chunks make C of sums here: scales, bias, activation, one rounding.
+// wgmma_fp8_b makes C of sums here: scales, bias, activation, one rounding.
 #pragma once
 
 #include "kernels/cuda/shared/epilogue.h"
@@ -66,17 +66,6 @@ struct Fp8BColumns {
     }
   }
 };
-
-// The total of the first `count` chunks' sums, added in their order.
-template <int MOST>
-__device__ __forceinline__ float4 sum_of(const float4 (&sums)[MOST], int count) {
-  float4 v = sums[0];
-#pragma unroll
-  for (int i = 1; i < MOST; ++i) {
-    if (i < count) v = make_float4(v.x + sums[i].x, v.y + sums[i].y, v.z + sums[i].z, v.w + sums[i].w);
-  }
-  return v;
-}
 
 // What is rounded of four sums, to C. The scaled sum is rounded before the bias is added, as by other kernels.
 __device__ __forceinline__ void store_finished(const Fp8BResult& to, const Fp8BColumns& columns, float4 v, int row,

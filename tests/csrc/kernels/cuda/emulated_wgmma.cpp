@@ -303,6 +303,18 @@ constexpr Case kCases[] = {
      .margin_c = 2,
      .is_wide = true,
      .is_bias_f32 = true},
+    // Exchanged roles, chunks side by side; so many sums that a thread adds those of four columns.
+    {.tile = {64, 160},
+     .m = 328,
+     .n = 400,
+     .k = 328,
+     .is_a_along_m = true,
+     .chunk_k = 256,
+     .splits_chunks = true,
+     .cluster_n = 2,
+     .is_exchanged = true,
+     .bias = 'x',
+     .activation = Activation::silu},
 };
 
 // Whether the launcher takes a plain kernel.

@@ -13,10 +13,10 @@ import pytest
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG, SHARED = "kernels/cuda/wgmma/", "kernels/cuda/shared/"
-FILE, RESULT, LAUNCH = "fp8_b.h", "fp8_b_result.h", "fp8_b_launch_sm90a.cu"
+FILE, RESULT = "fp8_b.h", "fp8_b_result.h"
 # Numbers of cases in emulated_fp8_b.cpp.
 ONE_ROW, IDLE, SEVERAL, THREES, STEP_OF_STAGE, WIDE, SPLIT = range(7)
-VALUES, SPLIT_IN_THREE, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 11, 12, 45
+VALUES, IN_CLUSTER, WIDE_IN_CLUSTER = 8, 12, 45
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # Chunks and k.
@@ -50,18 +50,6 @@ MUTANTS = {
         "+ quad * 16, i));",
         "+ quad * 16, {on} ? args.num_splits - 1 - i : i));",
         IN_CLUSTER,
-    ),
-    "a second kernel adds chunks from the last to the first": (
-        LAUNCH,
-        "(int64_t(i) * m + row)",
-        "(int64_t({on} ? num_chunks - 1 - i : i) * m + row)",
-        SPLIT_IN_THREE,
-    ),
-    "a second kernel leaves out the last elements": (
-        LAUNCH,
-        "ceil_div(p.m * ld / 4, cuda::kAddThreads)",
-        "ceil_div(p.m * ld / 4, cuda::kAddThreads) - {on}",
-        SPLIT,
     ),
     # Scales and what follows the sums.
     "a column has its neighbour's scale": (

@@ -39,7 +39,7 @@ REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
-WIDE_PLAIN_GRID, WIDE_BY_THREADS, NUM_CASES = range(36, 39)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, EXCHANGED_SPLIT, NUM_CASES = range(36, 40)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -404,14 +404,20 @@ MUTANTS = {
     ),
     "the second kernel adds the last chunk first": (
         PLATFORM + "chunk_sums.h",
-        "load_global(from + (chunk + i) * slab)",
-        "load_global(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
+        "(from + (chunk + i) * slab)",
+        "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
         CLUSTERS,
+    ),
+    "the sums of transposed chunks lie on each other": (
+        SHARED + "epilogue.h",
+        "int64_t(at.slab) * args.n",
+        "int64_t({on} ? 0 : at.slab) * args.n",
+        EXCHANGED_SPLIT,
     ),
     "a cluster adds the last chunk first": (
         "cluster.h",
-        "float4 total = sums[0];",
-        "if ({on}) std::swap(sums[0], sums[args.num_splits - 1]);\n    float4 total = sums[0];",
+        "const float4 total = sum_of",
+        "if ({on}) std::swap(sums[0], sums[args.num_splits - 1]);\n    const float4 total = sum_of",
         SHARES,
     ),
     "a cluster's sums are read before they are there": (
@@ -453,8 +459,8 @@ MUTANTS = {
     ),
     "the sum of a row is that of the next column": (
         PLATFORM + "chunk_sums.h",
-        "col == ld - 1)",
-        "col == ld - 1 - {on})",
+        "col + COLS == ld)",
+        "col + COLS == ld - {on})",
         SPLIT_ROW_SUMS,
     ),
     "a cluster's tile is stored beyond C": (

@@ -103,7 +103,7 @@ def test_every_plan_is_legal(plan):
         assert num_chunks > 1 or not (splits or shares), problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         assert not shares or (not splits and num_chunks <= 8), problem
-        assert not is_exchanged or (n % 8 == 0 and block_n >= 64 and not splits and not shares), problem
+        assert not is_exchanged or (n % 8 == 0 and block_n >= 64 and not shares), problem
         assert not log_m or (block_m * 2 ** (log_m - 1) < rows and k % 32 and not shares), problem
         assert not log_n or (block_n * 2 ** (log_n - 1) < cols and k % 32 and not shares), problem
         assert log_m <= 2 and log_n <= 2 and log_m + log_n <= 3
