@@ -1,15 +1,15 @@
 // wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums, which a C in fp32 has unrounded.
 //
 // Beyond rung 09, wgmma_single, which shows its main loop alone: one producer thread has the copy engine (TMA) fill a
-// ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation and register
-// reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md), persistent blocks and grouped tile order after fast.cu
-// (pranjalssh) and DeepGEMM. Ours: all four layouts and batches of any strides read in place; one order of summation
-// whatever the tile, chunks of a long k side by side; a last wave of half tiles; operands that stream evict themselves
-// from the second-level cache; clusters of up to eight blocks that fetch operands for each other where rows cross
-// sectors of that cache (multicast, which gains nothing otherwise); exchanged roles, C^T = B^T A^T, where a tile's
-// other sides fit C better; kernels without rare code for products that need none of it (Config::kIsPlain). fp32 needs
-// operands along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the copy
-// engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation, register
+// reallocation and consumers that take tiles in turns after NVIDIA's CUTLASS 3 (efficient_gemm.md), persistent blocks
+// and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches of any strides
+// read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave of half tiles;
+// operands that stream evict themselves from the second-level cache; clusters of up to eight blocks that fetch operands
+// for each other where rows cross sectors of that cache (multicast, which gains nothing otherwise); exchanged roles,
+// C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for products that need none of it
+// (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through registers or are transposed on their
+// way (tf32.h). What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>

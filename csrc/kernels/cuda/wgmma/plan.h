@@ -223,11 +223,10 @@ inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape
   return costs.start + k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
-// Microseconds of one launch by a simple model: waves of tiles, each of an
-// epilogue, which consumers that take turns hide behind each other's products, and of k tiles that take as long as the
-// slowest of four: waiting; the matrix unit; the second-level cache,
-// where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
-// all of B. Or as long as memory takes, which needs some time to get up to speed.
+// Microseconds of one launch by a simple model: waves of tiles, each of an epilogue, which consumers that take turns
+// hide behind each other's products, and of k tiles that take as long as the slowest of four: waiting; the matrix unit;
+// the second-level cache, where rows are not aligned; shared memory, which takes A and B in and where each consumer
+// reads its rows of A and all of B. Or as long as memory takes, which needs some time to get up to speed.
 inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int num_sms) {
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
