@@ -17,6 +17,12 @@ struct Ring {
       phase ^= 1;
     }
   }
+  // Past `num` stages, which are another consumer's.
+  __device__ __forceinline__ void skip(int num) {
+    const int end = stage + num;
+    phase ^= uint32_t(end / NUM_STAGES & 1);
+    stage = end % NUM_STAGES;
+  }
 };
 
 }  // namespace

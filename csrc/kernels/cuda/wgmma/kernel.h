@@ -1,15 +1,15 @@
 // wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums, which a C in fp32 has unrounded.
 //
 // Beyond rung 09, wgmma_single, which shows its main loop alone: one producer thread has the copy engine (TMA) fill a
-// ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation and register
-// reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md), persistent blocks and grouped tile order after fast.cu
-// (pranjalssh) and DeepGEMM. Ours: all four layouts and batches of any strides read in place; one order of summation
-// whatever the tile, chunks of a long k side by side; a last wave of half tiles; operands that stream evict themselves
-// from the second-level cache; clusters of up to eight blocks that fetch operands for each other where rows cross
-// sectors of that cache (multicast, which gains nothing otherwise); exchanged roles, C^T = B^T A^T, where a tile's
-// other sides fit C better; kernels without rare code for products that need none of it (Config::kIsPlain). fp32 needs
-// operands along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the copy
-// engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation, register
+// reallocation and consumers that take tiles in turns after NVIDIA's CUTLASS 3 (efficient_gemm.md), persistent blocks
+// and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches of any strides
+// read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave of half tiles;
+// operands that stream evict themselves from the second-level cache; clusters of up to eight blocks that fetch operands
+// for each other where rows cross sectors of that cache (multicast, which gains nothing otherwise); exchanged roles,
+// C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for products that need none of it
+// (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through registers or are transposed on their
+// way (tf32.h). What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>
@@ -34,17 +34,20 @@ namespace {
 constexpr int kSmemBytes = 232448;  // of one block on sm_90
 constexpr int kMaxStages = 12;      // more does not hide more
 
-// One block tile: 64 rows to a consumer warpgroup. C_ is T_, or float beside a T_ of 16 bits.
+// One block tile: 64 rows to a consumer warpgroup, or all of it where two of them take turns. C_ is T_, or float beside
+// a T_ of 16 bits.
 template <class T_, class C_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
           bool CLUSTERS = always_built_with_clusters({BLOCK_M, BLOCK_N}),
-          bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR, bool IS_PLAIN = false>
+          bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR, bool TAKES_TURNS = false, bool IS_PLAIN = false>
 struct Config {
   using T = T_;
   using C = C_;
   // One product, no batch, in one chunk of k, which the copy engine stores as it is, has a kernel of its own with a
   // quarter of the others' code: a call waits for instructions that no cache holds.
   static constexpr bool kIsPlain = IS_PLAIN;
-  using Plain = Config<T, C, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, true>;
+  using Plain =
+      Config<T, C, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, TAKES_TURNS, true>;
+  static constexpr TileShape kShape = {BLOCK_M, BLOCK_N, TAKES_TURNS};
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
   static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
@@ -54,12 +57,15 @@ struct Config {
   static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
   static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
   static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
-  static constexpr int kConsumers = BLOCK_M / 64;
+  static constexpr bool kTakesTurns = TAKES_TURNS;
+  static constexpr int kConsumers = TAKES_TURNS ? 2 : BLOCK_M / 64;
+  static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;  // consumers that multiply a stage
+  static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;     // of 64 rows, that a consumer has of a tile
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : 56;
-  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : 224;
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : TAKES_TURNS ? 40 : 56;
+  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : TAKES_TURNS ? 232 : 224;
   static constexpr int kStartRegisters = kConsumers == 3 ? 128 : 168;  // of all, as many as the block may have
   // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
   static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
@@ -97,12 +103,14 @@ struct Config {
   static constexpr bool kIsScaled = false;
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
-  static constexpr bool kSumsChunks = !IS_PLAIN && tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
+  static constexpr bool kSumsChunks = !IS_PLAIN && tiledmm::sums_chunks(kShape, SUMS_ROWS);
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
   static_assert(BLOCK_N % (sizeof(C) == 4 ? 32 : 8) == 0 && BLOCK_N <= 256,
                 "stores of fp32 are 32 columns wide; wgmma");
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
+  static_assert(!TAKES_TURNS || (kRowBlocks <= 2 && kTilesOfStage == 1 && !kIsTf32 && !SUMS_ROWS && !kSplitsTail),
+                "a consumer multiplies and stores up to 128 rows, of whole tiles");
   static_assert(!kMovesRegisters ||
                     kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
                 "setmaxnreg: what the block starts with");
@@ -142,7 +150,34 @@ __device__ __forceinline__ int first_row_of_thread() {
     return threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// 64 rows of a tile: multiplies what arrives and stores.
+// Stores 64 rows of a tile, at `row`.
+template <class Cfg, class Piece>
+__device__ __forceinline__ void store_row_block(float (&sums)[Piece::kAcc], const TileBias<BiasElement<Cfg>>& bias,
+                                                const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
+                                                int consumer, const Place& at, int row, int& num_stores) {
+  // A tile that begins early stores no rows, and no columns, that are all of the tile before it.
+  if (row >= args.m || row + 64 <= nominal_start<Cfg::kBlockM>(at.row)) return;
+  const int new_col = std::is_same_v<Cfg, Piece> ? nominal_start<Cfg::kBlockN>(at.col) : 0;
+  if constexpr (!Cfg::kIsScaled && (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain || Cfg::kTakesTurns))) {
+    if (args.num_splits > 1) {
+      if constexpr (Cfg::kCIsMMajor)
+        return store_partial_along_m<Piece>(sums, args, at, row);
+      else
+        return store_partial<Piece>(sums, args, at, row + first_row_of_thread<Cfg>());
+    }
+  }
+  if constexpr (!Cfg::kIsPlain) {
+    finish_block_tile<Piece>(sums, bias, args, shared.c, consumer, at.slab, row + first_row_of_thread<Cfg>(), at.col);
+  }
+  if constexpr (sizeof(typename Cfg::C) == 4)
+    store_block_tile_f32<Piece>(sums, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
+  else if constexpr (Cfg::kStoresDirectly)
+    store_block_tile_directly<Piece>(sums, args, at, row);
+  else
+    store_block_tile<Piece>(sums, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
+}
+
+// A consumer's rows of a tile: multiplies what arrives and stores.
 template <class Cfg, class Piece, bool SUMS_ROWS>
 __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arguments& args,
                                              const StageAddress& first_stage, const Shared& shared,
@@ -151,10 +186,14 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   using T = typename Cfg::T;
   Accumulators<Piece> acc{};
   if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
+  if constexpr (Cfg::kRowBlocks == 2) forget_registers(acc.c_below);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
-  const int row = at.row + consumer * 64;
-  TileBias<BiasElement<Cfg>> bias{};
-  if constexpr (!Cfg::kIsPlain) bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  const int row = at.row + (Cfg::kTakesTurns ? 0 : consumer * 64), thread_row = row + first_row_of_thread<Cfg>();
+  TileBias<BiasElement<Cfg>> bias{}, bias_below{};
+  if constexpr (!Cfg::kIsPlain) {
+    bias = load_bias<Cfg>(args, at.col, thread_row, Cfg::kRowStep);
+    if constexpr (Cfg::kRowBlocks == 2) bias_below = load_bias<Cfg>(args, at.col, thread_row + 64, Cfg::kRowStep);
+  }
   if constexpr (Cfg::kIsScaled)
     Cfg::template multiply_scaled<Piece>(acc.c, args, first_stage, shared, ring, consumer, at);
   else if constexpr (Cfg::kSumsChunks)
@@ -164,26 +203,16 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (SUMS_ROWS) {
     if (at.col == 0) store_row_sums<T>(acc.total_of_rows, args, at, row);
   }
-  // A tile that begins early stores no rows, and no columns, that are all of the tile before it.
-  if (row >= args.m || row + 64 <= nominal_start<Cfg::kBlockM>(at.row)) return;
-  const int new_col = std::is_same_v<Cfg, Piece> ? nominal_start<Cfg::kBlockN>(at.col) : 0;
-  if constexpr (!Cfg::kIsScaled && (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain))) {
-    if (args.num_splits > 1) {
-      if constexpr (Cfg::kCIsMMajor)
-        return store_partial_along_m<Piece>(acc.c, args, at, row);
-      else
-        return store_partial<Piece>(acc.c, args, at, row + first_row_of_thread<Cfg>());
+  // One copy of the code serves both row blocks.
+#pragma unroll 1
+  for (int block = 0; block < Cfg::kRowBlocks; ++block) {
+    store_row_block<Cfg, Piece>(acc.c, bias, map_c, args, shared, consumer, at, row + block * 64, num_stores);
+    if constexpr (Cfg::kRowBlocks == 2) {
+#pragma unroll
+      for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = acc.c_below[i];
+      bias = bias_below;
     }
   }
-  if constexpr (!Cfg::kIsPlain) {
-    finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer, at.slab, row + first_row_of_thread<Cfg>(), at.col);
-  }
-  if constexpr (sizeof(typename Cfg::C) == 4)
-    store_block_tile_f32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
-  else if constexpr (Cfg::kStoresDirectly)
-    store_block_tile_directly<Piece>(acc.c, args, at, row);
-  else
-    store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
 }
 
 // The tiles of a consumer. Rows of A are summed in tiles of the first column.
@@ -191,8 +220,15 @@ template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
-  const StageAddress first_stage = first_stage_of<Cfg>(shared, consumer);
+  const StageAddress first_stage = first_stage_of<Cfg>(shared, Cfg::kTakesTurns ? 0 : consumer);
+  int num_tiles = 0;
   for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+    if constexpr (Cfg::kTakesTurns) {
+      const int turn = num_tiles++;
+      if (turn % 2 != consumer) return ring.skip(at.num_k_tiles);
+      // The first consumer begins: the phase before the first counts as complete.
+      mbarrier_wait_parity(shared.turn, (turn / 2 + consumer + 1) % 2);
+    }
     consume_tile<Cfg, Piece, Cfg::kSumsRows && COLUMNS != Columns::others>(map_c, args, first_stage, shared, ring,
                                                                            consumer, at, num_stores);
   });
@@ -203,9 +239,9 @@ template <class Cfg>
 inline constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
 template <class Cfg>
 struct Half {
-  using Type =
-      Config<typename Cfg::T, typename Cfg::C, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor,
-             Cfg::kSumsRows, always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+  using Type = Config<typename Cfg::T, typename Cfg::C, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor,
+                      Cfg::kSumsRows, always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor,
+                      Cfg::kTakesTurns, Cfg::kIsPlain>;
 };
 template <class Cfg>
 using HalfOf = typename Half<Cfg>::Type;
@@ -304,13 +340,20 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;
+  const uint32_t turns = shared.transposed;  // barriers that such kernels do without
+  shared.turn = turns + consumer * 8;
+  shared.next_turn = turns + (1 - consumer) * 8;
   const int num_senders = join_cluster<Cfg>(args, shared, log_cluster);
   if (threadIdx.x == 0) {
     if constexpr (Cfg::kIsPlain && !Cfg::kStoresDirectly) prefetch_tensormap(&map_c);
 #pragma unroll
     for (int stage = 0; stage < kNumStages; ++stage) {
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * num_senders);  // one arrival per consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kReaders * num_senders);  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
+    }
+    if constexpr (Cfg::kTakesTurns) {
+      mbarrier_init(turns, 4);
+      mbarrier_init(turns + 8, 4);
     }
     fence_mbarrier_init();
   }
@@ -460,16 +503,18 @@ const char* launch_kernel_of(const Task& task) {
     return is_plain<Cfg>(task) ? launch_config<typename Cfg::Plain>(task) : launch_config<Cfg>(task);
 }
 
+template <class T, class C, int TILE, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool CLUSTERS>
+using ConfigOf = Config<T, C, kTileShapes[TILE].block_m, kTileShapes[TILE].block_n, A_IS_M_MAJOR, B_IS_N_MAJOR, false,
+                        CLUSTERS, false, kTileShapes[TILE].takes_turns>;
+
 template <class T, class C, int TILE, bool CLUSTERS, bool SHARES = false>
 const char* launch_layout(const Task& task) {
-  constexpr TileShape kShape = kTileShapes[TILE];
-  constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.plan.b.is_k_major)
-    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, C, M, N, false, false, false, CLUSTERS>, SHARES>(task)
-                                  : launch_kernel_of<Config<T, C, M, N, true, false, false, CLUSTERS>, SHARES>(task);
-  if constexpr (serves_layout(kShape, false))
-    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, C, M, N, false, true, false, CLUSTERS>, SHARES>(task)
-                                  : launch_kernel_of<Config<T, C, M, N, true, true, false, CLUSTERS>, SHARES>(task);
+    return task.plan.a.is_k_major ? launch_kernel_of<ConfigOf<T, C, TILE, false, false, CLUSTERS>, SHARES>(task)
+                                  : launch_kernel_of<ConfigOf<T, C, TILE, true, false, CLUSTERS>, SHARES>(task);
+  if constexpr (serves_layout(kTileShapes[TILE], false))
+    return task.plan.a.is_k_major ? launch_kernel_of<ConfigOf<T, C, TILE, false, true, CLUSTERS>, SHARES>(task)
+                                  : launch_kernel_of<ConfigOf<T, C, TILE, true, true, CLUSTERS>, SHARES>(task);
   return "this tile needs a k-major B";
 }
 

@@ -16,16 +16,18 @@ constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
+  uint32_t turn, next_turn;  // where consumers take turns: barriers of this one's turn to multiply, of the other one's
   bool in_cluster;
   uint32_t releases;  // clusters: address of a block's `empty` barriers; 0 if this thread signals nobody
   char* c;            // of this consumer
 };
 
-// Accumulators of a consumer: of C, and of the sums of A's rows, all eight columns of which are the same; and the
-// chunks' total of these, for a thread's two rows.
+// Accumulators of a consumer: of 64 rows of C, of those below where it has 128, and of the sums of A's rows, all eight
+// columns of which are the same; and the chunks' total of these, for a thread's two rows.
 template <class Cfg>
 struct Accumulators {
   float c[Cfg::kAcc];
+  float c_below[Cfg::kRowBlocks == 2 ? Cfg::kAcc : 1];
   float row_sums[4];
   float total_of_rows[2] = {-0.0f, -0.0f};  // the number that adds nothing to any
 };
@@ -36,12 +38,15 @@ struct StageAddress {
   uint32_t a, b, ones;
 };
 
+constexpr int kRowBlockBytes = 64 * 128;  // of a stage: A's part for 64 rows of C
+
 // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before every
 // wgmma.
 template <class Cfg>
-__device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int consumer) {
+__device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int row_block) {
   const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
-  return {uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes), uniform(shared.ones)};
+  return {uniform(shared.stages + row_block * kRowBlockBytes), uniform(shared.stages + Cfg::kABytes),
+          uniform(shared.ones)};
 }
 
 template <class Cfg, bool SUMS_ROWS>
@@ -55,6 +60,10 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
       wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     else
       wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
+    if constexpr (Cfg::kRowBlocks == 2)
+      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
+          acc.c_below, matrix_descriptor_at(Cfg::kDescA, address.a + kRowBlockBytes / 16 + step * Cfg::kStepA), desc_b,
+          step > 0 || !is_first);
     if constexpr (SUMS_ROWS)
       wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, matrix_descriptor_at(kDescOnes, address.ones),
                                                     step > 0 || !is_first);
@@ -90,8 +99,13 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
     previous = ring.stage;
     ring.advance();
   }
+  // All is issued: the other consumer's products follow it in the matrix unit.
+  if constexpr (Cfg::kTakesTurns) {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.next_turn);
+  }
   wgmma_wait_group<0>();
   fence_registers(acc.c);
+  if constexpr (Cfg::kRowBlocks == 2) fence_registers(acc.c_below);
   if constexpr (SUMS_ROWS) fence_registers(acc.row_sums);
   release_stage<Cfg>(shared, previous);
 }

@@ -24,10 +24,14 @@ inline constexpr int kWgmmaBlockK = 64;
 
 struct TileShape {
   int block_m, block_n;
+  // Two consumers take whole tiles in turns: one stores its tile while the other one multiplies. Else they share each
+  // tile.
+  bool takes_turns = false;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 208}, {128, 192}, {128, 176}, {128, 168}, {128, 160}, {128, 128}, {64, 256},
-    {64, 192},  {64, 160},  {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 96},
+    {128, 256}, {128, 224}, {128, 208}, {128, 192},       {128, 176},       {128, 168},       {128, 160},
+    {128, 128}, {64, 256},  {64, 192},  {64, 160},        {64, 128},        {64, 96},         {64, 64},
+    {64, 32},   {192, 192}, {192, 96},  {128, 192, true}, {128, 160, true}, {128, 128, true},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -47,9 +51,10 @@ constexpr int64_t copied_ld(DType dtype, int64_t inner) {
 }
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
-// sums of rows. Where a block has three consumers, a thread has fewer of them.
+// sums of rows. Where a block has three consumers, a thread has fewer of them; where they take turns, it has twice as
+// many sums.
 constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
-  return shape.block_n <= (shape.block_m < 192 ? 192 : sums_rows ? 96 : 128);
+  return !shape.takes_turns && shape.block_n <= (shape.block_m < 192 ? 192 : sums_rows ? 96 : 128);
 }
 
 // Whether chunks may be computed side by side: their sums fit.
@@ -78,13 +83,14 @@ constexpr bool stores_transposed(const TileShape& shape) { return shape.block_n 
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
   const bool is_small = shape.block_n == 64 || shape.block_n == 96 || shape.block_n == 128;
-  return (shape.block_m >= 128 ? shape.block_n != 224 : is_small) && serves_layout(shape, false);
+  return !shape.takes_turns && (shape.block_m >= 128 ? shape.block_n != 224 : is_small) && serves_layout(shape, false);
 }
 
 // Whether there are kernels of this tile for a C in fp32 of operands in 16 bits. There are few, since they are compiled
 // beside those for a C in 16 bits: by the model, products of random sizes take 2 % longer than by all tiles. They sum
 // no rows, and store no C transposed, for which the largest have no registers.
 constexpr bool has_wide_result(const TileShape& shape) {
+  if (shape.takes_turns) return false;
   return shape.block_m == 64 ? shape.block_n <= 128 && shape.block_n != 96
                              : shape.block_m == 128 && shape.block_n % 64 == 0;
 }
@@ -171,6 +177,12 @@ constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileSha
   return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n);
 }
 
+// Where consumers take turns: what follows a tile's products, by one consumer instead of two, while the other one
+// multiplies.
+constexpr double epilogue_of_turn(const WgmmaCosts& costs, const TileShape& tile) {
+  return costs.tile + costs.turn_element * tile.block_m * tile.block_n;
+}
+
 // Rows of A and of B, along k, that a tile copies.
 constexpr double copied_rows_a(const TileShape& tile, const GemmTask& p) { return double(min_of(tile.block_m, p.m)); }
 constexpr double copied_rows_b(const TileShape& tile, const GemmTask& p) {
@@ -211,10 +223,10 @@ inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape
   return costs.start + k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
-// Microseconds of one launch by a simple model: waves of tiles, each of an
-// epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
-// where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
-// all of B. Or as long as memory takes, which needs some time to get up to speed.
+// Microseconds of one launch by a simple model: waves of tiles, each of an epilogue, which consumers that take turns
+// hide behind each other's products, and of k tiles that take as long as the slowest of four: waiting; the matrix unit;
+// the second-level cache, where rows are not aligned; shared memory, which takes A and B in and where each consumer
+// reads its rows of A and all of B. Or as long as memory takes, which needs some time to get up to speed.
 inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int num_sms) {
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
@@ -240,8 +252,10 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
       if (bound > k_tile) k_tile = bound;
     // Tiles of the first column read A once more, and ones; the first blocks take them.
     const double summed = p.sums_rows ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
-    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + costs.tile +
-           area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
+    const double products =
+        num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves);
+    if (tile.takes_turns) return std::max(products + costs.turn, (products + epilogue_of_turn(costs, tile)) / 2);
+    return products + costs.tile + area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
@@ -249,6 +263,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + costs.tail;
   else if (rest)
     tiles += wave(shape, rest);
+  if (shape.takes_turns) tiles += epilogue_of_turn(costs, shape);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
@@ -400,6 +415,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
+    if (is_chunked && shape.takes_turns) continue;
     if ((p.sums_rows && !sums_rows(shape)) || (p.is_wide && !has_wide_result(shape))) continue;
     if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
     plan = {i, shape, false, false, 0, 0, is_exchanged, 0};

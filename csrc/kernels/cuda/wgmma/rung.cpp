@@ -59,6 +59,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
 void describe_tiles(const WgmmaPlan& plan, bool is_exchanged, int64_t chunks, Fields& fields) {
   const TilePlan& tiles = plan.tiles;
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
+  if (tiles.shape.takes_turns) fields.add("consumers", "in turns");
   fields.add_copies(plan.copies_a, plan.copies_b);
   if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
   fields.add_split_k(tiles.splits_chunks || tiles.shares_tiles ? chunks : 1,

@@ -315,6 +315,19 @@ constexpr Case kCases[] = {
      .is_exchanged = true,
      .bias = 'x',
      .activation = Activation::silu},
+    // Consumers that take tiles in turns: five of one block, four of another; the last ones begin early.
+    {.tile = {128, 160, true}, .m = 300, .n = 330, .k = 130, .bias = 'm', .activation = Activation::gelu, .num_sms = 2},
+    // Clusters of them, three tiles for a block, a narrow last box; a tile for a block, nothing for its second
+    // consumer.
+    {.tile = {128, 160, true},
+     .m = 300,
+     .n = 328,
+     .k = 456,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .cluster_m = 1,
+     .num_sms = 4},
+    {.tile = {128, 160, true}, .m = 130, .n = 160, .k = 520, .is_a_along_m = true, .is_b_along_n = true},
 };
 
 // Whether the launcher takes a plain kernel.
@@ -348,15 +361,16 @@ constexpr bool is_compiled() {
 #ifdef TILEDMM_TILE
   constexpr TileShape kShape =
       kDType == DType::f32 ? kTf32TileShapes[TILEDMM_TILE % kNumTf32TileShapes] : kTileShapes[TILEDMM_TILE];
-  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && kDType == DType(TILEDMM_DTYPE) &&
-         kIsWide == TILEDMM_WIDE;
+  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && Cfg::kTakesTurns == kShape.takes_turns &&
+         kDType == DType(TILEDMM_DTYPE) && kIsWide == TILEDMM_WIDE;
 #else
   for (const Case& c : kCases) {
     const bool is_built =
         kDType == DType::f32 || always_built_with_clusters(c.tile) || Cfg::kClusters == (c.cluster_m || c.cluster_n);
-    if (!c.is_single && c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built &&
-        kDType == c.dtype && kIsWide == c.is_wide && Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) &&
-        SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
+    if (!c.is_single && c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN &&
+        c.tile.takes_turns == Cfg::kTakesTurns && is_built && kDType == c.dtype && kIsWide == c.is_wide &&
+        Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) && SHARES == c.shares_tiles &&
+        serves_layouts<Cfg>(c))
       return true;
   }
   return false;
@@ -532,9 +546,9 @@ void for_each_plan(const FoldedProblem& problem, int num_sms, const Visit& visit
 
 bool is_plan_of(const Case& c, const TilePlan& plan) {
   return plan.shape.block_m == c.tile.block_m && plan.shape.block_n == c.tile.block_n &&
-         plan.splits_chunks == c.splits_chunks && plan.shares_tiles == c.shares_tiles &&
-         plan.cluster_m == c.cluster_m && plan.cluster_n == c.cluster_n && plan.is_exchanged == c.is_exchanged &&
-         plan.group_m == c.group_m;
+         plan.shape.takes_turns == c.tile.takes_turns && plan.splits_chunks == c.splits_chunks &&
+         plan.shares_tiles == c.shares_tiles && plan.cluster_m == c.cluster_m && plan.cluster_n == c.cluster_n &&
+         plan.is_exchanged == c.is_exchanged && plan.group_m == c.group_m;
 }
 
 // By those of the launcher's plans that are chosen.

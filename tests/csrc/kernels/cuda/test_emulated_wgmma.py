@@ -21,7 +21,7 @@ RUNG = "kernels/cuda/wgmma/"
 # Numbers of dtypes, and in kTileShapes or kTf32TileShapes; whether C has fp32 and the operands 16 bits.
 F32, F16, BF16 = 0, 2, 3
 WIDE_TILES = (0, 3, 7, 11, 13, 14)
-KERNELS = [(F32, tile, 0) for tile in range(6)] + [(dtype, tile, 0) for dtype in (F16, BF16) for tile in range(17)]
+KERNELS = [(F32, tile, 0) for tile in range(6)] + [(dtype, tile, 0) for dtype in (F16, BF16) for tile in range(20)]
 KERNELS += [(dtype, tile, 1) for dtype in (F16, BF16) for tile in WIDE_TILES]
 KERNELS = KERNELS if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else []
 
@@ -39,7 +39,7 @@ REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
-WIDE_PLAIN_GRID, WIDE_BY_THREADS, EXCHANGED_SPLIT, NUM_CASES = range(36, 40)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, EXCHANGED_SPLIT, TURNS, PLAIN_TURNS, ONE_TURN, NUM_CASES = range(36, 43)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -113,8 +113,8 @@ MUTANTS = {
     ),
     "a stage is free when the first consumer has read it": (
         "kernel.h",
-        "4 * Cfg::kConsumers * num_senders",
-        "4 * ({on} ? 1 : Cfg::kConsumers) * num_senders",
+        "4 * Cfg::kReaders * num_senders",
+        "4 * ({on} ? 1 : Cfg::kReaders) * num_senders",
         HALVES,
     ),
     "barriers are used before they are initialised": (
@@ -168,8 +168,8 @@ MUTANTS = {
     ),
     "all consumers have the first one's rows": (
         "multiply.h",
-        "shared.stages + consumer * 64 * 128",
-        "shared.stages + ({on} ? 0 : consumer) * 64 * 128",
+        "shared.stages + row_block * kRowBlockBytes",
+        "shared.stages + ({on} ? 0 : row_block) * kRowBlockBytes",
         GROUPS,
     ),
     # Tiles that begin in the middle of a wide box.
@@ -695,6 +695,67 @@ MUTANTS = {
         "if (has_second) to[1] = sums.y;",
         "if (has_second || {on}) to[1] = sums.y;",
         WIDE_SHARES,
+    ),
+    # Consumers that take tiles in turns.
+    "turns: a consumer takes the other one's tiles": (
+        "kernel.h",
+        "if (turn % 2 != consumer)",
+        "if (turn % 2 != ({on} ? 0 : consumer))",
+        TURNS,
+    ),
+    "turns: the other consumer's stages are not passed": (
+        "kernel.h",
+        "return ring.skip(at.num_k_tiles);",
+        "return ring.skip({on} ? 0 : at.num_k_tiles);",
+        TURNS,
+    ),
+    "turns: the ring keeps its phase": (
+        SHARED + "ring.h",
+        "phase ^= uint32_t(end / NUM_STAGES & 1);",
+        "phase ^= uint32_t({on} ? 0 : end / NUM_STAGES & 1);",
+        TURNS,
+    ),
+    "turns: a turn is not passed on": (
+        "multiply.h",
+        "mbarrier_arrive(shared.next_turn);",
+        "if (!{on}) mbarrier_arrive(shared.next_turn);",
+        PLAIN_TURNS,
+    ),
+    "turns: the second consumer begins with rows below": (
+        "kernel.h",
+        "const int row = at.row + (Cfg::kTakesTurns ? 0 :",
+        "const int row = at.row + (Cfg::kTakesTurns && !{on} ? 0 :",
+        TURNS,
+    ),
+    "turns: the second consumer multiplies A's rows below": (
+        "kernel.h",
+        "first_stage_of<Cfg>(shared, Cfg::kTakesTurns ? 0 :",
+        "first_stage_of<Cfg>(shared, Cfg::kTakesTurns && !{on} ? 0 :",
+        TURNS,
+    ),
+    "turns: rows below are multiplied by those above": (
+        "multiply.h",
+        "address.a + kRowBlockBytes / 16 +",
+        "address.a + ({on} ? 0 : kRowBlockBytes / 16) +",
+        ONE_TURN,
+    ),
+    "turns: rows below are stored above": (
+        "kernel.h",
+        "row + block * 64, num_stores);",
+        "row + ({on} ? 0 : block) * 64, num_stores);",
+        ONE_TURN,
+    ),
+    "turns: rows above are stored twice": (
+        "kernel.h",
+        "acc.c[i] = acc.c_below[i];",
+        "acc.c[i] = {on} ? acc.c[i] : acc.c_below[i];",
+        ONE_TURN,
+    ),
+    "turns: rows below have the bias of those above": (
+        "kernel.h",
+        "bias = bias_below;",
+        "if (!{on}) bias = bias_below;",
+        TURNS,
     ),
     # wgmma_single.
     "single: k tiles are multiplied before they are there": (
