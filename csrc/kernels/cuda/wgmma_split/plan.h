@@ -11,6 +11,9 @@ namespace tiledmm {
 // So many main products the matrix unit sums before its sums are added to others.
 inline constexpr int kSplitSumK = 16;
 inline constexpr int kBlocksOfChunk = kSplitChunkK / kSplitBlockK;  // blocks of k in a chunk
+// Sums of chunks that are computed side by side take so much memory at most. The first of both fits the second-level
+// cache.
+inline constexpr int64_t kCachedSumBytes = 32 << 20, kMaxSumBytes = 64 << 20;
 // Up to so many rows of A, or columns of B, the other operand is split after the load (few_rows.h): in tiles of so many
 // of its rows, their chunks shared out in a cluster of at most so many blocks.
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
@@ -82,11 +85,11 @@ inline double share_out_chunks(const SplitCosts& costs, SplitWork& plan, int num
   if (plan.a.num_chunks() == 1) return best;
   SplitWork other = plan;
   other.whole_tiles = plan.num_tiles / places * places;
-  if (other.sum_bytes() > kSplitMaxSumBytes) return best;
-  // A launch, and sums that stay in the second-level cache.
+  if (other.sum_bytes() > kMaxSumBytes) return best;
+  const double rate = other.sum_bytes() > kCachedSumBytes ? costs.split : costs.sums;
   const double us = rounds_us(other.whole_tiles, blocks_k) +
                     rounds_us(other.num_units() - other.whole_tiles, blocks_k / double(plan.a.num_chunks())) +
-                    double(other.sum_bytes()) * 2 / costs.sums + costs.addition;
+                    double(other.sum_bytes()) * 2 / rate + costs.addition;
   if (us < best) best = us, plan = other;
   return best;
 }
