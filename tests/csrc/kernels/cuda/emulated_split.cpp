@@ -236,7 +236,7 @@ struct Operand {
     at(0, rows - 1, 3) = std::ldexp(1.0f, 60);
     for (int i = 0; i < k; ++i) at(0, 9, i) = std::ldexp(at(0, 9, i), -64), at(0, 11, i) = 0;
     at(0, 12, k - 1) = std::ldexp(1.0f, -26);  // small, but not too small
-    at(0, 13, k - 1) = std::ldexp(1.0f, -36);  // too small for bf16
+    if (rows > 13) at(0, 13, k - 1) = std::ldexp(1.0f, -36);  // too small for bf16
     for (int i = 0; rows > 14 && i < k; ++i)
       at(0, 14, i) = i % kSplitChunkK == 0 ? 1.5f : std::ldexp(255.0f, -39);  // as small as bf16 may be
     for (int i = 0; rows > 15 && i < k; i += kSplitChunkK) at(0, 15, i) = 0;  // sums of those alone
