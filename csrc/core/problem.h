@@ -110,8 +110,9 @@ struct GemmProblem {
   // strides, those of B and bias serve where rows are grouped, those of C and bias where k is (groups.h).
   Grouping grouping;
   const int32_t* group_ends;
-  // A second B, of the same shape and strides: C = activation(A B) * (A gated_b). Null: none.
+  // A second B, of the same shape and strides: C = activation(A B + bias) * (A gated_b + gated_bias). Null: none.
   const void* gated_b;
+  const void* gated_bias;  // of the bias's strides and dtype; either one may be null
 
   void set_dtypes(DType dtype) { dtype_a = dtype_b = dtype_bias = dtype_c = dtype; }
 };

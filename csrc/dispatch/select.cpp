@@ -258,6 +258,8 @@ const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, con
 }
 
 bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip, bool by_production) {
+  FoldedProblem left = problem;
+  if (is_left_to_native(left, algorithm, chip)) return serves(left, algorithm, chip, by_production);
   Mask wanted = admitted(algorithm, chip);
   for (size_t i = 0; by_production && i < rungs().size(); ++i) wanted &= ~(Mask(rungs()[i]->number > 0) << i);
   return legal_of(problem, wanted, chip) != 0;

@@ -62,8 +62,8 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
   if (may_be_one_pass(gate, up, gate_bias, up_bias, dtypes)) {
     const GroupedShape<int64_t> shape(a, gate, offs, std::nullopt);
     const Tensor out = new_result(shape.out, a.options().dtype(dtypes.result));
-    const Outcome outcome = grouped_into(a, gate, offs, std::nullopt, out, shape, dtypes, to_activation(activation),
-                                         to_algorithm(algorithm), up);
+    const Outcome outcome = grouped_into(a, gate, offs, gate_bias, out, shape, dtypes, to_activation(activation),
+                                         to_algorithm(algorithm), up, false, true, up_bias);
     if (outcome.status != Status::unsupported) return outcome.raise(), out;
   }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
@@ -77,7 +77,7 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up,
-                     bool by_production, bool may_use_tf32) {
+                     bool by_production, bool may_use_tf32, const std::optional<Tensor>& up_bias) {
   const TorchOnOneThreadInChild own_thread;
   const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
   const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
@@ -92,11 +92,15 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
   problem.stride_cn = has_groups_of_columns ? out.stride(-2) : 1;
   const auto step = [](const Tensor& tensor) { return tensor.dim() == 3 ? tensor.stride(0) : 0; };
   BatchDim groups{shape.num_groups, step(left), step(right), step(out), 0};
-  if (bias && bias->defined()) {
-    problem.bias = bias->const_data_ptr();
-    problem.stride_bias_n = bias->stride(1);
-    groups.stride_bias = bias->stride(0);
-  }
+  const auto set_bias = [&](const void*& of_problem, const std::optional<Tensor>& given) {
+    if (!given || !given->defined()) return;
+    of_problem = given->const_data_ptr();
+    problem.dtype_bias = to_dtype("bias", *given);
+    problem.stride_bias_n = given->stride(1);
+    groups.stride_bias = given->stride(0);
+  };
+  set_bias(problem.bias, bias);
+  set_bias(problem.gated_bias, up_bias);
   problem.batch_dims = &groups;
   problem.num_batch_dims = 1;
   Tensor ends;

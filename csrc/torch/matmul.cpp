@@ -30,7 +30,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm, Opti
   const at::TensorOptions options = a.options().dtype(dtypes.result);
   const int32_t algorithm_idx = to_algorithm(algorithm);
   const bool is_matrices = a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0);
-  if (is_matrices && !is_widened(a, b, algorithm_idx)) {  // the common case, without the general one's work
+  if (is_matrices && !is_mixed(a, b, algorithm_idx)) {  // the common case, without the general one's work
     const Tensor out = new_result({a.size(0), b.size(1)}, options);
     GemmProblem problem{};
     dtypes.set(problem);
@@ -84,6 +84,13 @@ Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& 
   return out;
 }
 
+// A layer's bias becomes the one or the other one of a problem.
+void set_bias(GemmProblem& problem, const void*& of_problem, const Tensor& bias) {
+  of_problem = bias.const_data_ptr();
+  problem.dtype_bias = to_dtype("bias", bias);
+  problem.stride_bias_n = bias.dim() == 0 || bias.size(0) == 1 ? 0 : bias.stride(0);
+}
+
 // The result, and, where it is to be kept, the sum before the activation.
 Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                       std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype, bool keeps_sum,
@@ -92,14 +99,14 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   check_operand("weight", weight);
   if (bias && bias->defined()) check_operand("bias", *bias);
   const ProductDtypes dtypes = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias);
-  if (is_widened(input, weight, to_algorithm(algorithm))) {
+  if (is_mixed(input, weight, to_algorithm(algorithm))) {
     linear_shape<int64_t>(input, weight, bias);  // raises
-    const Tensor wide_input = widened(input), wide_weight = widened(weight);
     const std::optional<Tensor> wide_bias = bias && bias->defined() ? std::optional(widened(*bias)) : std::nullopt;
-    return by_algorithm_of_widened(weight.dim() == 1 ? 1 : weight.size(0), input.device(), [&](const char* own) {
-      return compute_linear(wide_input, wide_weight, wide_bias, activation, own, at::kFloat, keeps_sum, sum, false)
-          .to(dtypes.result);
-    });
+    const int64_t n = weight.dim() == 1 ? 1 : weight.size(0);
+    const auto compute = [&](const Tensor& own_input, const Tensor& own_weight, const char* own) {
+      return compute_linear(own_input, own_weight, wide_bias, activation, own, at::kFloat, keeps_sum, sum, false);
+    };
+    return compute_mixed(input, weight, n, input.size(-1), compute).to(dtypes.result);
   }
   const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options().dtype(dtypes.result));
   const int64_t dim = input.dim(), weight_dim = weight.dim();
@@ -118,10 +125,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   problem.stride_bk = weight.stride(-1);
   problem.stride_cm = problem.n;
   problem.stride_cn = 1;
-  if (bias && bias->defined()) {
-    problem.bias = bias->const_data_ptr();
-    problem.stride_bias_n = bias->dim() == 0 || bias->size(0) == 1 ? 0 : bias->stride(0);
-  }
+  if (bias && bias->defined()) set_bias(problem, problem.bias, *bias);
   problem.c = out.mutable_data_ptr();
   if (keeps_sum) {
     sum = new_result(out.sizes(), out.options());
@@ -243,8 +247,11 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate
 
 bool may_be_one_pass(const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
                      const std::optional<Tensor>& up_bias, const ProductDtypes& dtypes) {
-  const bool has_bias = (gate_bias && gate_bias->defined()) || (up_bias && up_bias->defined());
-  return gate.is_cuda() && !has_bias && gate.strides() == up.strides() && size_of(dtypes.c) == 2 &&
+  const auto is_given = [](const std::optional<Tensor>& bias) { return bias && bias->defined(); };
+  const bool are_alike =
+      !is_given(gate_bias) || !is_given(up_bias) ||
+      (gate_bias->scalar_type() == up_bias->scalar_type() && gate_bias->strides() == up_bias->strides());
+  return gate.is_cuda() && are_alike && gate.strides() == up.strides() && size_of(dtypes.c) == 2 &&
          dtypes.a == dtypes.c && dtypes.b == dtypes.c;
 }
 
@@ -267,6 +274,8 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
     dtypes.set(problem);
     fill_operands(problem, input, gate.mT());
     problem.gated_b = up.const_data_ptr();
+    if (gate_bias && gate_bias->defined()) set_bias(problem, problem.bias, *gate_bias);
+    if (up_bias && up_bias->defined()) set_bias(problem, problem.gated_bias, *up_bias);
     problem.activation = to_activation(activation);
     problem.m = problem.n == 0 ? 0 : out.numel() / problem.n, problem.stride_am = problem.k;
     problem.c = out.mutable_data_ptr(), problem.stride_cm = problem.n, problem.stride_cn = 1;

@@ -195,16 +195,17 @@ void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
   problem.stride_bk = b.dim() == 1 ? b.stride(0) : b.stride(-2);
 }
 
-bool is_widened(const Tensor& a, const Tensor& b, int32_t algorithm) {
+bool is_mixed(const Tensor& a, const Tensor& b, int32_t algorithm) {
   return a.is_cuda() && a.scalar_type() != b.scalar_type() && algorithm == to_algorithm("auto");
 }
 
-bool repay_terms(int64_t n, c10::Device device) {
-  constexpr int64_t kManyColumns = 256;  // on an H100 fewer of them do not
-  if (n < kManyColumns) return false;
+bool repay_terms(DType a, DType b, int64_t n, int64_t k, c10::Device device) {
+  constexpr int64_t kManyColumns = 256, kManyColumnsOfMixed = 64;  // on an H100 and an H200 fewer of them do not
+  if (n < (a == b ? kManyColumns : kManyColumnsOfMixed)) return false;
   GemmProblem smallest{};
   smallest.set_dtypes(DType::f32);
-  smallest.m = smallest.n = smallest.k = 1;
+  smallest.dtype_a = a, smallest.dtype_b = b;
+  smallest.m = smallest.n = 1, smallest.k = k;
   const c10::DeviceGuard guard(device);  // the question makes that device the current one
   return tiledmm_gpu_serves(&smallest, to_algorithm("split"), device.index(), false);
 }
@@ -220,11 +221,13 @@ Tensor widened(const Tensor& tensor) {
 void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape,
                  const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32, const Tensor& added, double beta,
                  double alpha) {
-  if (is_widened(a, b, algorithm)) {
-    const Tensor wide_a = widened(a), wide_b = widened(b), wide_added = added.defined() ? widened(added) : added;
+  if (is_mixed(a, b, algorithm)) {
+    const Tensor wide_added = added.defined() ? widened(added) : added;
     const Tensor wide_out = dtypes.c == DType::f32 ? out : at::empty(out.sizes(), out.options().dtype(at::kFloat));
-    by_algorithm_of_widened(b.dim() == 1 ? 1 : b.size(-1), a.device(), [&](const char* own) {
-      matmul_into(wide_a, wide_b, wide_out, shape, kAllFp32, to_algorithm(own), false, wide_added, beta, alpha);
+    const int64_t n = b.dim() == 1 ? 1 : b.size(-1);
+    compute_mixed(a, b, n, a.size(-1), [&](const Tensor& own_a, const Tensor& own_b, const char* own) {
+      matmul_into(own_a, own_b, wide_out, shape, dtypes_of_fp32(own_a, own_b), to_algorithm(own), false, wide_added,
+                  beta, alpha);
     });
     if (dtypes.c != DType::f32) out.copy_(wide_out);
     return;

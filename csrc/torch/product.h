@@ -37,26 +37,35 @@ void run(const ElementwiseProblem& problem, c10::Device device);
 void run(const ReduceProblem& problem, c10::Device device);  // of a GPU
 void run(const QuantizeProblem& problem, c10::Device device);
 
-// Whether two operands are fp32 and 16 bits beside each other on a GPU, by "auto". What has 16 bits is then converted,
-// and the product is one in fp32: by terms in 16 bits where the chip has that and C many columns, never in tf32. The
-// kernels that convert as they load are those of the ladder.
-bool is_widened(const at::Tensor& a, const at::Tensor& b, int32_t algorithm);
+// Whether two operands are fp32 and 16 bits beside each other on a GPU, by "auto". The product is one in fp32: by terms
+// in 16 bits where the chip has that and C many columns, never in tf32. What has 16 bits is converted, unless the
+// kernel takes it as it is. The kernels that convert as they load are those of the ladder.
+bool is_mixed(const at::Tensor& a, const at::Tensor& b, int32_t algorithm);
 // An operand converted; dimensions along which it repeats stay such.
 at::Tensor widened(const at::Tensor& tensor);
-// Whether a chip has terms, and n columns repay them.
-bool repay_terms(int64_t n, c10::Device device);
-// compute(algorithm), once more by "auto" where terms cannot serve the product.
+// Whether a chip has terms of such operands, and n columns repay them.
+bool repay_terms(DType a, DType b, int64_t n, int64_t k, c10::Device device);
+// compute(a, b, algorithm) of mixed operands or of what they are converted to.
 template <class Compute>
-auto by_algorithm_of_widened(int64_t n, c10::Device device, const Compute& compute) {
-  if (repay_terms(n, device)) {
-    try {
-      return compute("split");
-    } catch (const c10::NotImplementedError&) {
+auto compute_mixed(const at::Tensor& a, const at::Tensor& b, int64_t n, int64_t k, const Compute& compute) {
+  const auto by_terms_or = [&](const at::Tensor& own_a, const at::Tensor& own_b, const auto& otherwise) {
+    if (repay_terms(to_dtype("a", own_a), to_dtype("b", own_b), n, k, a.device())) {
+      try {
+        return compute(own_a, own_b, "split");
+      } catch (const c10::NotImplementedError&) {
+      }
     }
-  }
-  return compute("auto");
+    return otherwise();
+  };
+  return by_terms_or(a, b, [&] {
+    const at::Tensor wide_a = widened(a), wide_b = widened(b);
+    return by_terms_or(wide_a, wide_b, [&] { return compute(wide_a, wide_b, "auto"); });
+  });
 }
-inline constexpr ProductDtypes kAllFp32{DType::f32, DType::f32, DType::f32, DType::f32, at::kFloat};
+// Of such a product in fp32.
+inline ProductDtypes dtypes_of_fp32(const at::Tensor& a, const at::Tensor& b) {
+  return {to_dtype("a", a), to_dtype("b", b), DType::f32, DType::f32, at::kFloat};
+}
 
 // The addresses and strides of two operands, but for their batch dimensions: a 1-D a is a row, a 1-D b a column.
 void fill_operands(GemmProblem& problem, const at::Tensor& a, const at::Tensor& b);
@@ -72,13 +81,14 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
 at::Tensor set_ends(GemmProblem& problem, Grouping grouping, const at::Tensor& offs, int64_t size);
 
 // out = activation(a b + bias) for groups, all checked, out of the right shape; see GroupedShape. With `up`, which has
-// b's shape and strides: activation(a b) * (a up), unless no kernel has that, as the outcome says. by_production: on a
-// GPU not by the ladder. may_use_tf32: as torch's setting has it.
+// b's shape and strides: activation(a b + bias) * (a up + up_bias), unless no kernel has that, as the outcome says.
+// by_production: on a GPU not by the ladder. may_use_tf32: as torch's setting has it.
 Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                      const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm,
-                     const at::Tensor& up = at::Tensor(), bool by_production = false, bool may_use_tf32 = true);
-// Whether two weights without biases are such that a kernel may read both in one pass.
+                     const at::Tensor& up = at::Tensor(), bool by_production = false, bool may_use_tf32 = true,
+                     const std::optional<at::Tensor>& up_bias = std::nullopt);
+// Whether two weights and their biases are such that a kernel may read them in one pass.
 bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
                      const std::optional<at::Tensor>& up_bias, const ProductDtypes& dtypes);
 

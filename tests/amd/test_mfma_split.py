@@ -242,7 +242,7 @@ def test_registers_suffice(arch, kernels_of):
 # ---- Mistakes that must be found
 MAIN = ("kernels/hip/mfma_split/kernel.h", "mfma_split<SplitConfig<1>>")
 PASS = ("kernels/split/operands.h", "split_operands<SplitPlaces::side_by_side>")
-FIX_UP = ("kernels/split/fix_up.h", "fix_up")
+FIX_UP = ("kernels/split/fix_up.h", "fix_up<false>")
 
 
 def batch_product():
@@ -294,7 +294,7 @@ MUTANTS = {
         "gfx942",
         PASS,
         "scale.is_flagged(range.smallest)",
-        "is_below(range.smallest, scale.exponent - kSplitRange)",
+        "is_below(range.smallest, scale.exponent - scale.rule.range)",
         flagged_product,
     ),
     "a row's flag and scale are those of half of it": (

@@ -107,13 +107,14 @@ def test_bits_of_a_row_are_those_of_a_product(dtype):
         b = b.mT.contiguous().mT
         bias = torch.randn(len(sizes) - 1, n).to(dtype)
         out = grouped_matmul(a, b, offs=offs, bias=bias, activation="gelu")
-        gated = gated_grouped_matmul(a, b, b.flip(0), offs=offs)
+        gated = gated_grouped_matmul(a, b, b.flip(0), offs=offs, gate_bias=bias, up_bias=bias.flip(0))
         for group, (own_a, own_b, own_out) in enumerate(products(a, b, offs, out)):
             for rows in (slice(0, 1), slice(len(own_a) - 2, len(own_a)), slice(None)):
                 assert_same_bits(own_out[rows], linear(own_a[rows], own_b.mT, bias[group], activation="gelu"))
             (_, own_up, _) = list(products(a, b.flip(0), offs, gated))[group]
             own_gated = list(products(a, b, offs, gated))[group][2]
-            assert_same_bits(own_gated[-1:], gated_linear(own_a[-1:], own_b.mT, own_up.mT))
+            biases = bias[group], bias.flip(0)[group]
+            assert_same_bits(own_gated[-1:], gated_linear(own_a[-1:], own_b.mT, own_up.mT, *biases))
 
 
 @pytest.mark.parametrize("activation", GATES)
@@ -134,6 +135,13 @@ def test_gated_layers_have_the_bits_of_separate_calls(dtype, activation):
         assert_same_bits(batch[1], out)
         vector = gated_linear(x, gate[0], up[0], activation=activation)
         assert_same_bits(vector, gated_linear(x, gate[:1], up[:1], activation=activation)[:, 0])
+        both = torch.randn(n, 2).to(dtype)
+        gate_bias, up_bias = both.contiguous().mT
+        for biases in ((gate_bias, up_bias), (None, up_bias), (gate_bias, None)):
+            out = gated_linear(x, gate, up, *biases, activation=activation)
+            sums = (linear(x, *own, out_dtype=wide) for own in zip((gate, up), biases, strict=True))
+            assert_same_bits(out, OPS.gated(*sums, activation=activation, out_dtype=dtype))
+            assert_same_bits(gated_linear(x[-1:], gate, up, *biases, activation=activation), out[-1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -5,6 +5,7 @@ flags in every bit. A product with the identity shows the kernel's terms, since 
 fp32. The same model simulates sums, so that every machine sees whether the bounds of docs/numerics.md hold.
 """
 
+import itertools
 import math
 
 import pytest
@@ -34,12 +35,14 @@ def joined(first, second, scale, k):
 def absolute_error(x):
     """By how much elements of unflagged rows can be missed where they are small in their chunk."""
     rows, k = x.shape
+    if x.dtype != torch.float32:
+        return torch.zeros_like(x, dtype=torch.float64)
     largest = torch.nn.functional.pad(x, (0, -k % CHUNK_K)).reshape(rows, -1, CHUNK_K).abs().amax(-1, keepdim=True)
     return (2.0**-50 * largest.double()).expand(-1, -1, CHUNK_K).flatten(1)[:, :k]
 
 
 def error_bound(a, b, is_amd=IS_AMD):
-    """The bound of docs/numerics.md for each element of a @ b."""
+    """The bound of docs/numerics.md for each element of a @ b, where one may have 16 bits."""
     k = a.shape[1]
     a64, b64 = a.double().abs(), b.double().abs()
     sums, products = a64 @ b64, (a64 != 0).double() @ (b64 != 0).double()
@@ -50,11 +53,13 @@ def error_bound(a, b, is_amd=IS_AMD):
     plain = adds * U * sums + (k + 2) * 2.0**-149
     if k < MIN_K:
         return plain
+    is_mixed = a.dtype != b.dtype
     small = 2 * (absolute_error(a) @ b64 + a64 @ absolute_error(b.mT).mT)
     k_of_group = min(k, GROUP_K)
-    on_hopper = 24 + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k_of_group / CHUNK_K)
+    on_hopper = (18 if is_mixed else 24) + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k_of_group / CHUNK_K)
     units = groups + (45 + math.ceil(k_of_group / 32) if is_amd else on_hopper)
-    split = bound_of_few(products, is_amd).clamp_max(units) * U * sums + small + (k + 2) * 2.0**-149
+    of_few = bound_of_few(products, is_amd) - (6 if is_mixed else 0)
+    split = of_few.clamp_max(units) * U * sums + small + (k + 2) * 2.0**-149
     is_flagged = fp16_terms(a)[3][:, None] | fp16_terms(b.mT.contiguous())[3]
     return torch.where(is_flagged, plain, split)
 
@@ -199,6 +204,27 @@ def test_short_k_is_left_to_the_native_kernel_by_k_alone():
     } == {"3 products in fp16"}
 
 
+def test_16_bits_beside_fp32_are_two_products():
+    def mixed(m, n, k, *dtypes, **options):
+        return candidate(m, n, k, dtypes[0], b_dtype=dtypes[1], device="cuda:sm_90", **options)[0]
+
+    for dtypes in itertools.permutations(("bf16", "fp32")):
+        own = mixed(4096, 256, 7168, *dtypes)
+        assert own.legal and own.config["path"] == "2 products in fp16"
+        terms = (4096 * 7168 * (1 if dtypes[0] == "bf16" else 2) + 256 * 7168 * (1 if dtypes[1] == "bf16" else 2)) * 2
+        sums = own.config.get("tiles_by_chunks", 0) * own.config["chunks"] * 2 * 128 * 128 * 4
+        assert terms <= own.config["workspace"] - sums < 1.03 * terms
+    # Few rows of 16 bits have the kernel for few rows; a large operand of 16 bits is split before.
+    assert mixed(3, 4096, 4096, "bf16", "fp32").config["split_after_load"] == "B"
+    assert "split_after_load" not in mixed(4096, 3, 4096, "bf16", "fp32").config
+    assert mixed(4096, 3, 4096, "fp32", "bf16").config["split_after_load"] == "A"
+    assert "split_after_load" not in mixed(3, 4096, 4096, "fp32", "bf16").config
+    assert mixed(64, 64, 200, "bf16", "fp32", out_dtype="bf16").reason == "its result and its bias are fp32"
+    assert not mixed(64, 64, MIN_K - 1, "bf16", "fp32").legal
+    of_amd = candidate(64, 64, 200, "bf16", b_dtype="fp32", device="hip:gfx942", name="mfma_split")[0]
+    assert of_amd.reason == "its operands and its result have one dtype"
+
+
 def test_long_k_needs_the_memory_of_groups_that_are_multiplied_together():
     def workspace(m, n, k, batch=1):
         return candidate(m, n, k, "fp32", device="cuda:sm_90", batch=batch)[0].config["workspace"]
@@ -229,7 +255,7 @@ def test_chunks_side_by_side_fill_the_chip():
         terms = candidate(8192, 8192, k, "fp32", device="cuda:sm_90")[0].config["workspace"] * (m + n) / 16384
         tiles = own.config.get("tiles_by_chunks", 0)
         sums = tiles * own.config["chunks"] * 2 * 128 * 128 * 4
-        assert abs(own.config["workspace"] - terms - sums) < terms / 16 and sums <= 32 << 20
+        assert abs(own.config["workspace"] - terms - sums) < terms / 16 and sums <= 64 << 20
         return tiles
 
     assert by_chunks(512, 768, 3072) == 12
@@ -271,6 +297,32 @@ def test_flags_of_the_model():
     x[7, :512] = 0
     x[8, :512] = 2.0**59
     assert fp16_terms(x)[3].tolist() == [False, True, True, True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bits_are_one_term_of_the_model(dtype):
+    info = torch.finfo(dtype)
+    x = torch.rand(60, 600).to(dtype) + 1
+    x[:, ::5] *= -(2.0**-24) if dtype == torch.float16 else -(2.0**-30)
+    x[1, 7] = info.max if dtype == torch.float16 else 2.0**59
+    x[2, 599], x[3, 599] = torch.tensor([2.0**-32, 2.0**-33]) * (2 - info.eps)
+    x[4, 0], x[5, 0], x[6, :512] = torch.inf, torch.nan, 0
+    first, second, scale, is_flagged = fp16_terms(x)
+    assert is_flagged.nonzero().flatten().tolist() == ([1, 3, 4, 5] if dtype == torch.bfloat16 else [4, 5])
+    assert (second[~is_flagged] == 0).all()
+    assert torch.equal(joined(first, second, scale, 600)[~is_flagged], x.double()[~is_flagged])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bits_beside_fp32_by_the_model(dtype):
+    """In its bound, which is less than that of fp32, and with the bits of three products."""
+    torch.manual_seed(20)
+    for name, k in (("normal", 500), ("uniform", 1100), ("sparse", 500)):
+        a, b = DATA[name](8, k).to(dtype), DATA[name](k, 8)
+        for own in ((a, b), (b.mT.contiguous(), a.mT)):
+            out = SIMULATED["split_chunks"](*own)
+            check(*own, out, error_bound(*own, False))
+            assert torch.equal(out, SIMULATED["split_chunks"](*(x.float() for x in own)))
 
 
 @pytest.mark.parametrize("k", [MIN_K, 500, 1100])
@@ -418,6 +470,33 @@ def test_data_in_every_layout(name):
         for out in (torch.empty(n, m, device="cuda").mT, strided(torch.zeros(m, n, device="cuda"))):
             torch.ops.tiledmm.matmul_out(a, b, out, algorithm="split")
             assert torch.equal(out, expected)
+
+
+@on_chip
+@pytest.mark.skipif(IS_AMD, reason="mfma_split takes fp32 alone")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["normal", "signed lognormal 3", "lognormal 8", "sparse"])
+def test_16_bits_beside_fp32(name, dtype):
+    """Values, the bits of three products of the same in fp32, layouts, rows alone, and what "auto" takes."""
+    torch.manual_seed(21)
+    for m, n, k in [(1, 1, MIN_K), (65, 130, 100), (300, 264, 1088), (70, 20, 577), (17, 300, GROUP_K + 100)]:
+        narrow, wide = DATA[name](m, k).clamp(-6e4, 6e4).to(dtype).cuda(), DATA[name](n, k).cuda()
+        narrow[0, k // 2] = torch.nan if name == "normal" else narrow[0, 0]
+        for a, b in ((narrow, wide.mT), (wide, narrow.mT)):
+            out = split(a, b)
+            check(a[1:], b[:, 1:], out[1:, 1:])
+            if name in ("normal", "sparse"):  # no row has too wide a range for one term
+                assert same_bits(out, split(a.float(), b.float()))
+            for way in (strided, lambda x: row_padded(x.mT).mT, lambda x: x.mT.contiguous().mT):
+                assert same_bits(split(way(a), b), out) and same_bits(split(a, way(b.mT).mT), out)
+            for count in (1, 9, 16, 33, 64, 65):
+                assert same_bits(split(a[-count:], b), out[-count:])
+                assert same_bits(split(a, b[:, :count]), out[:, :count])
+            bias = torch.randn(b.shape[1], device="cuda")
+            layer = linear(a, b.mT, bias, activation="relu", algorithm="split")
+            assert same_bits(layer, torch.relu(out + bias))
+            if b.shape[1] >= 256:
+                assert same_bits(matmul(a, b), out)
 
 
 @on_chip

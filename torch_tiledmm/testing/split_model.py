@@ -16,27 +16,31 @@ from torch import Tensor
 
 CHUNK_K = 512  # of k: it has one scale, and a sum of its own
 _GROUP_K = 1 << 14
-_MIN_EXPONENT, _MAX_EXPONENT, _TOP_EXPONENT = -60, 59, 14
+_MIN_EXPONENT, _MAX_EXPONENT = -60, 59
+# Of a dtype: the exponent of a chunk's largest as terms, and how many powers of two below it others may lie.
+_TERM_RULES = {torch.float32: (14, 40), torch.float16: (15, 40), torch.bfloat16: (15, 32)}
 _LEAST_EXPONENT = -500  # of what is cut; that of zero
 
 
 def fp16_terms(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """First and second terms, scales and flags of the rows of a (rows, k) float32 matrix: two of (rows, chunks, 512) in
-    float16, one of (rows, chunks) in float32, one of (rows,) in bool.
+    """First and second terms, scales and flags of the rows of a (rows, k) matrix in float32 or 16 bits: two of
+    (rows, chunks, 512) in float16, one of (rows, chunks) in float32, one of (rows,) in bool.
 
-    An element is scale * (first + 2^-11 second). The terms of a flagged row stand for nothing.
+    An element is scale * (first + 2^-11 second). The second terms of 16 bits are zero. The terms of a flagged row stand
+    for nothing.
     """
     rows, k = x.shape
-    x = F.pad(x, (0, -k % CHUNK_K)).reshape(rows, -1, CHUNK_K)
+    top, range_of_terms = _TERM_RULES[x.dtype]
+    x = F.pad(x.float(), (0, -k % CHUNK_K)).reshape(rows, -1, CHUNK_K)
     largest = x.abs().nan_to_num(torch.inf, torch.inf).amax(-1, keepdim=True)
     exponent = torch.frexp(largest)[1] - 1
     in_range = largest.isfinite() & (largest > 0) & (exponent >= _MIN_EXPONENT) & (exponent <= _MAX_EXPONENT)
-    exponent = torch.where(in_range, exponent, _TOP_EXPONENT)
-    x = torch.where(in_range, torch.ldexp(x.double(), _TOP_EXPONENT - exponent), 0.0).float()
-    is_flagged = (~in_range & (largest != 0)) | ((x != 0) & (x.abs() < 2.0**-26))
+    exponent = torch.where(in_range, exponent, top)
+    x = torch.where(in_range, torch.ldexp(x.double(), top - exponent), 0.0).float()
+    is_flagged = (~in_range & (largest != 0)) | ((x != 0) & (x.abs() < 2.0 ** (top - range_of_terms)))
     first = x.half()
     second = ((x - first.float()) * 2048).half()
-    scale = torch.ldexp(torch.ones(exponent.shape, device=x.device), exponent - _TOP_EXPONENT)[..., 0]
+    scale = torch.ldexp(torch.ones(exponent.shape, device=x.device), exponent - top)[..., 0]
     return first, second, scale, is_flagged.flatten(1).any(1)
 
 

@@ -33,9 +33,11 @@ struct FixUpArguments {
 };
 
 // One operand of a tile: how a thread reads it, neighbouring threads along memory.
+template <bool IS_MIXED>
 struct FixUpSource {
-  const float* from;
-  int64_t stride_row, stride_k;
+  const void* from;
+  DType dtype;  // if there are several
+  int64_t first, stride_row, stride_k;
   int rows, k;  // inside, from there on
   bool is_along_k;
 
@@ -46,10 +48,10 @@ struct FixUpSource {
     return is_along_k ? thread_idx() % kFixK : thread_idx() / kSplitBlock + i * (kFixThreads / kSplitBlock);
   }
   TILEDMM_DEVICE void load(float (&values)[kFixValues], int first_k) const {
-    const float* at = from + row(0) * stride_row + (first_k + k_of(0)) * stride_k;
+    int64_t at = first + row(0) * stride_row + (first_k + k_of(0)) * stride_k;
     const int64_t step = is_along_k ? (row(1) - row(0)) * stride_row : (k_of(1) - k_of(0)) * stride_k;
     TILEDMM_UNROLL for (int i = 0; i < kFixValues; ++i) {
-      values[i] = row(i) < rows && first_k + k_of(i) < k ? *at : 0;
+      values[i] = row(i) < rows && first_k + k_of(i) < k ? load_any(from, IS_MIXED ? dtype : DType::f32, at) : 0;
       at += step;
     }
   }
@@ -116,6 +118,7 @@ struct FixUpShared {
 };
 
 // A tile by the block, 8 x 8 outputs a thread: 8 neighbouring rows, two times 4 neighbouring columns.
+template <bool IS_MIXED>
 TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, int idx) {
   auto& [tile_a, tile_b, flags] = shared;
   static_assert(sizeof shared.a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
@@ -128,18 +131,22 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
   const auto col_of = [&](int j) { return thread_col + j / 4 * (kSplitBlock / 2) + j % 4; };
   bool has_work = false;
   TILEDMM_UNROLL for (int i = 0; i < 8; ++i) has_work |= flags[thread_row + i] | flags[kSplitBlock + col_of(i)];
-  const FixUpSource a{static_cast<const float*>(p.a) + first_row * p.stride_am,
-                      p.stride_am,
-                      p.stride_ak,
-                      int(p.m) - first_row,
-                      int(p.k),
-                      is_k_major(p.stride_am, p.stride_ak)};
-  const FixUpSource b{static_cast<const float*>(p.b) + first_col * p.stride_bn,
-                      p.stride_bn,
-                      p.stride_bk,
-                      int(p.n) - first_col,
-                      int(p.k),
-                      is_k_major(p.stride_bn, p.stride_bk)};
+  const FixUpSource<IS_MIXED> a{p.a,
+                                p.dtype_a,
+                                first_row * p.stride_am,
+                                p.stride_am,
+                                p.stride_ak,
+                                int(p.m) - first_row,
+                                int(p.k),
+                                is_k_major(p.stride_am, p.stride_ak)};
+  const FixUpSource<IS_MIXED> b{p.b,
+                                p.dtype_b,
+                                first_col * p.stride_bn,
+                                p.stride_bn,
+                                p.stride_bk,
+                                int(p.n) - first_col,
+                                int(p.k),
+                                is_k_major(p.stride_bn, p.stride_bk)};
   float total[64], chain[64], next_a[kFixValues], next_b[kFixValues];
   uint32_t lost[32];  // of two neighbours
   TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = ChunkTotal().sum, lost[i / 2] = 0, chain[i] = 0;
@@ -190,7 +197,9 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
   }
 }
 
-// A warp looks at one tile, and what it finds the block computes; neighbouring tiles are for different blocks.
+// A warp looks at one tile, and what it finds the block computes; neighbouring tiles are for different blocks. Mixed:
+// one of the operands has 16 bits.
+template <bool IS_MIXED>
 TILEDMM_KERNEL(kFixThreads, 1)
 fix_up(TILEDMM_IN_PLACE FixUpArguments args) {
   constexpr int kWarps = kFixThreads / kWarpSize;
@@ -207,7 +216,7 @@ fix_up(TILEDMM_IN_PLACE FixUpArguments args) {
     block_barrier();
     TILEDMM_NO_UNROLL for (int i = 0; i < kWarps; ++i) {
       if (!is_found[i]) continue;
-      fix_tile(args, shared, int(first + int64_t(i) * args.num_blocks));
+      fix_tile<IS_MIXED>(args, shared, int(first + int64_t(i) * args.num_blocks));
       block_barrier();  // before the next tile takes the shared memory
     }
   }

@@ -1,4 +1,5 @@
-// fp32 operands as two fp16 terms each: their blocks, and the place that terms, scales and flags take in a workspace.
+// Operands as fp16 terms, two of fp32 and one of 16 bits: their blocks, and the place that terms, scales and flags take
+// in a workspace.
 #pragma once
 
 #include "core/math.h"
@@ -13,8 +14,19 @@ inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
 // Shorter k is left to the chip's native kernel: the split's own error, 8 units of 2^-24 times the sum of the
 // products' magnitudes, and that of its sums could exceed that of its chain.
 inline constexpr int64_t kSplitMinK = 96;
-// The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
-inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
+// The exponents that the largest of a chunk may have.
+inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59;
+
+// How an operand's dtype becomes terms: the exponent that the largest of a chunk is given, and how many powers of two
+// below the largest others may lie, nonzero ones.
+struct TermRule {
+  int top_exponent, range;
+};
+// fp16 is one term, whatever it is, and so is bf16 within its range: its lowest bit is then one that fp16 has.
+constexpr TermRule term_rule(DType dtype) {
+  if (dtype == DType::f32) return {14, 40};
+  return {15, dtype == DType::bf16 ? 32 : 40};
+}
 
 // Long k is multiplied in groups of so many elements, since errors grow with the number of sums that one total takes.
 inline constexpr int64_t kSplitGroupK = 1 << 14;
@@ -42,8 +54,8 @@ inline FoldedProblem groups_of(const FoldedProblem& problem, int64_t first, int6
   FoldedProblem part = problem;
   GemmProblem& p = part.gemm;
   p.k = count;
-  p.a = static_cast<const float*>(p.a) + first * p.stride_ak;
-  p.b = static_cast<const float*>(p.b) + first * p.stride_bk;
+  p.a = static_cast<const char*>(p.a) + first * p.stride_ak * size_of(p.dtype_a);
+  p.b = static_cast<const char*>(p.b) + first * p.stride_bk * size_of(p.dtype_b);
   p.c = nullptr, p.stride_cm = p.n, p.stride_cn = 1;
   drop_epilogue(p);
   int64_t stride_c = num_groups * p.m * p.n;
@@ -75,13 +87,14 @@ inline constexpr int kSplitExactRange = 26;
 // chunk of k.
 struct SplitLayout {
   int64_t num_items, rows, k;
+  int num_terms;
 
   constexpr int64_t padded_k() const { return round_up(k, kSplitBlockK); }
   constexpr int64_t padded_rows() const { return round_up(rows, kSplitBlock); }
   constexpr int64_t num_blocks() const { return ceil_div(k, kSplitBlockK); }
   constexpr int64_t num_chunks() const { return ceil_div(k, kSplitChunkK); }
-  constexpr int64_t terms_of_item() const { return rows * padded_k(); }  // of either kind
-  constexpr int64_t term_bytes() const { return round_up(num_items * terms_of_item() * 2 * 2, 256); }
+  constexpr int64_t terms_of_item() const { return rows * padded_k(); }  // of each kind
+  constexpr int64_t term_bytes() const { return round_up(num_items * terms_of_item() * num_terms * 2, 256); }
   constexpr int64_t scale_bytes() const { return num_items * num_chunks() * padded_rows() * 4; }
   constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
   constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
@@ -91,8 +104,8 @@ struct SplitLayout {
 template <class Plan>
 void lay_out_operands(Plan& plan, const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
-  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
+  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k, p.dtype_a == DType::f32 ? 2 : 1};
+  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k, p.dtype_b == DType::f32 ? 2 : 1};
 }
 
 }  // namespace tiledmm

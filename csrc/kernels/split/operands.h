@@ -1,7 +1,6 @@
-// The first kernel of a product by split operands: fp32 operands as two fp16 terms each, along k, with scales and
-// flags.
+// The first kernel of a product by split operands: operands as fp16 terms, along k, with scales and flags.
 //
-// What is written depends on the row alone. The terms, scales and flags are those of split_terms.h.
+// What is written depends on the row alone. The terms, scales and flags are those of terms.h.
 #pragma once
 
 #include "core/operand.h"
@@ -19,13 +18,14 @@ constexpr int kSplitPitch = kSplitChunkK + 4;                // of a row in shar
 
 // One operand, where its terms go, and its tiles.
 struct SplitOperand {
-  const float* from;
+  const void* from;
+  DType dtype;
   int64_t stride_row, stride_k;
   SplitLayout layout;
   Half* terms;
   float* scales;                         // of [item][chunk][row]
   uint8_t* flags;                        // the same
-  bool is_along_k, is_aligned;           // the direction of memory, whose vectors of 16 bytes are aligned
+  bool is_along_k, is_aligned;           // the direction of memory, whose quads of elements are aligned
   int tile_rows, tiles_rows, num_tiles;  // rows of a tile; tiles along the rows, in all
   CopiedBatch batch;
 };
@@ -67,8 +67,8 @@ struct alignas(8) TermPair {  // four terms
   uint32_t words[2];
 };
 
-// Where the terms of an item go. Apart: all first ones, then all second ones. Side by side: the first ones of each half
-// of a row's block, then its second ones.
+// Where the terms of an item go. Apart: all first ones, then all second ones if there are such. Side by side: the first
+// ones of each half of a row's block, then its second ones.
 enum class SplitPlaces { apart, side_by_side };
 
 // Rows of a tile that does not lie aligned along k. More of them are longer pieces of memory where rows are neighbours,
@@ -85,9 +85,25 @@ struct alignas(16) SplitTile {
   float rows[ROWS][kSplitPitch];
 };
 
-// One tile of an operand: rows of a chunk of k.
+// Four neighbours in memory as fp32.
+template <class T>
+TILEDMM_DEVICE Vector16 load_quad(const T* at) {
+  if constexpr (sizeof(T) == 4) {
+    return load_global(reinterpret_cast<const Vector16*>(at));
+  } else {
+    const Vector8 pairs = load_global(reinterpret_cast<const Vector8*>(at));
+    Vector16 quad;
+    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
+      quad.words[e] = bits_of(as_acc(T{uint16_t(pairs.words[e / 2] >> e % 2 * 16)}));
+    }
+    return quad;
+  }
+}
+
+// One tile of an operand of elements T: rows of a chunk of k.
+template <class T>
 struct SplitSource {
-  const float* from;  // its first element
+  const T* from;  // its first element
   int64_t stride_row, stride_k;
   int rows, k;  // inside of the operand, from there on
 
@@ -96,8 +112,8 @@ struct SplitSource {
     const int lane = thread_idx() % kSplitLanes;
     return (i / 2 * (kSplitLanes / 8) + lane / 8) * kSplitBlockK + i % 2 * kHalfBlockK + lane % 8 * 4;
   }
-  TILEDMM_DEVICE static Vector16 load_quad_if(bool is_inside, const float* at) {
-    return is_inside ? load_global(reinterpret_cast<const Vector16*>(at)) : Vector16{};
+  TILEDMM_DEVICE static Vector16 load_quad_if(bool is_inside, const T* at) {
+    return is_inside ? load_quad(at) : Vector16{};
   }
   // This loads a thread's quads of a row that is aligned along k. Each quad lies inside or outside as a whole.
   TILEDMM_DEVICE void load_quads(Vector16 (&quads)[kSplitQuads], int row) const {
@@ -134,15 +150,15 @@ struct SplitSource {
         rows_of[i] = is_along_k ? idx / kSplitChunkK : idx % ROWS;
         ks_of[i] = is_along_k ? idx % kSplitChunkK : idx / ROWS;
         const bool is_inside = rows_of[i] < rows && ks_of[i] < k;
-        values[i] = is_inside ? from[rows_of[i] * stride_row + ks_of[i] * stride_k] : 0;
+        values[i] = is_inside ? as_acc(from[rows_of[i] * stride_row + ks_of[i] * stride_k]) : 0;
       }
       TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) tile[rows_of[i]][ks_of[i]] = values[i];
     }
   }
 };
 
-// The terms, scale and flag of a row's chunk.
-template <SplitPlaces PLACES>
+// The terms, scale and flag of a row's chunk of elements T.
+template <SplitPlaces PLACES, class T>
 TILEDMM_DEVICE void split_row(const SplitOperand& operand, const Vector16 (&quads)[kSplitQuads], int item, int chunk,
                               int row, int rest_k) {
   constexpr bool kAreApart = PLACES == SplitPlaces::apart;
@@ -154,7 +170,7 @@ TILEDMM_DEVICE void split_row(const SplitOperand& operand, const Vector16 (&quad
   TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) {
     range.join(lane_xor(range.largest, step), lane_xor(range.smallest, step));
   }
-  const ChunkScale scale(range.largest);
+  const ChunkScale scale(range.largest, term_rule(kDTypeOf<T>));
   const bool is_flagged = scale.is_flagged(range.smallest);
   if (lane == 0) {
     const int64_t place = (int64_t(item) * layout.num_chunks() + chunk) * layout.padded_rows() + row;
@@ -163,11 +179,11 @@ TILEDMM_DEVICE void split_row(const SplitOperand& operand, const Vector16 (&quad
   }
   if (row >= layout.rows) return;
   const float factor = scale.factor();
-  Half* terms = operand.terms + 2 * item * layout.terms_of_item() +
+  Half* terms = operand.terms + layout.num_terms * item * layout.terms_of_item() +
                 kStep * (row * layout.padded_k() + chunk * kSplitChunkK) + lane % 8 * 4;
   const int64_t to_second = kAreApart ? layout.terms_of_item() : kHalfBlockK;
   TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
-    const int half_k = SplitSource::quad_k(i) / kHalfBlockK * kHalfBlockK;
+    const int half_k = SplitSource<T>::quad_k(i) / kHalfBlockK * kHalfBlockK;
     if (half_k / kSplitBlockK * kSplitBlockK >= rest_k) break;  // no block of k
     float scaled[4];
     TILEDMM_UNROLL for (int e = 0; e < 4; ++e) scaled[e] = float_of(quads[i].words[e]) * factor;
@@ -176,36 +192,26 @@ TILEDMM_DEVICE void split_row(const SplitOperand& operand, const Vector16 (&quad
     split_pair(scaled[2], scaled[3], first.words[1], second.words[1]);
     Half* to = terms + kStep * half_k;
     store_global(reinterpret_cast<TermPair*>(to), first);
-    store_global(reinterpret_cast<TermPair*>(to + to_second), second);
+    if (sizeof(T) == 4 || layout.num_terms == 2) store_global(reinterpret_cast<TermPair*>(to + to_second), second);
   }
 }
 
-// A tile a block. Rows take their turns in a loop, since code that comes from cold memory is what a small operand costs
-// most.
-template <SplitPlaces PLACES>
-TILEDMM_KERNEL(kSplitThreads, kSplitBlocksOfCu<PLACES>)
-split_operands(TILEDMM_IN_PLACE SplitOperands both) {
-  __shared__ SplitTile<kScatteredRows<PLACES>> tile;
-  // In this order: the next kernel may read the caller's operands before this one is done.
-  wait_for_earlier_kernels();
-  let_later_kernels_start();
-  int idx = int(block_idx());
-  const int of_first = both.of[0].num_tiles;
-  const bool is_second = idx >= of_first;
-  const SplitOperand& operand = both.of[is_second];
-  idx = is_second ? idx - of_first : idx;
+// Tile `idx` of an operand of elements T. Rows take their turns in a loop, since code that comes from cold memory is
+// what a small operand costs most.
+template <SplitPlaces PLACES, class T>
+TILEDMM_DEVICE void split_tile(const SplitOperand& operand, SplitTile<kScatteredRows<PLACES>>& tile, int idx) {
   // Neighbouring blocks read neighbouring memory.
   const SplitLayout& layout = operand.layout;
   const int num_chunks = int(layout.num_chunks()), item = idx / (operand.tiles_rows * num_chunks);
   idx -= item * operand.tiles_rows * num_chunks;
   const int chunk = operand.is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
   const int first_row = (operand.is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * operand.tile_rows;
-  SplitSource source{};
+  SplitSource<T> source{};
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
   source.rows = int(min_of(layout.rows - first_row, operand.tile_rows));  // 0 or less: padding
   source.k = int(min_of(layout.k - chunk * kSplitChunkK, kSplitChunkK));
-  source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row +
+  source.from = static_cast<const T*>(operand.from) + operand.batch.offset(item) + first_row * operand.stride_row +
                 int64_t(chunk) * kSplitChunkK * operand.stride_k;
   const bool is_direct = operand.is_aligned && operand.is_along_k && source.k % 4 == 0;
   if (!is_direct) {
@@ -221,10 +227,29 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
       source.load_quads(quads, row);
     } else {
       TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) quads[i] =
-          load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource::quad_k(i)]));
+          load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource<T>::quad_k(i)]));
     }
-    split_row<PLACES>(operand, quads, item, chunk, first_row + row, source.k);
+    split_row<PLACES, T>(operand, quads, item, chunk, first_row + row, source.k);
   }
+}
+
+// A tile a block. SHORT: the elements of what has 16 bits, if anything has.
+template <SplitPlaces PLACES, class SHORT = float>
+TILEDMM_KERNEL(kSplitThreads, kSplitBlocksOfCu<PLACES>)
+split_operands(TILEDMM_IN_PLACE SplitOperands both) {
+  __shared__ SplitTile<kScatteredRows<PLACES>> tile;
+  // In this order: the next kernel may read the caller's operands before this one is done.
+  wait_for_earlier_kernels();
+  let_later_kernels_start();
+  int idx = int(block_idx());
+  const int of_first = both.of[0].num_tiles;
+  const bool is_second = idx >= of_first;
+  const SplitOperand& operand = both.of[is_second];
+  idx = is_second ? idx - of_first : idx;
+  if constexpr (sizeof(SHORT) == 2) {
+    if (operand.dtype != DType::f32) return split_tile<PLACES, SHORT>(operand, tile, idx);
+  }
+  split_tile<PLACES, float>(operand, tile, idx);
 }
 
 // ---- Host side
@@ -235,7 +260,8 @@ template <SplitPlaces PLACES>
 SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
                            FoldedProblem& items, char* memory) {
   SplitOperand operand{};
-  operand.from = static_cast<const float*>(view.data);
+  operand.from = view.data;
+  operand.dtype = view.dtype;
   operand.stride_row = view.stride_row;
   operand.stride_k = view.stride_k;
   operand.layout = layout;

@@ -9,6 +9,10 @@
 // finite, the largest of a chunk is outside of [2^-60, 2^60), or one that is not zero lies below 2^-40 of the largest's
 // power of two.
 //
+// What has 16 bits is one term: the largest of a chunk then lies in [2^15, 2^16) times the scale, and a bf16 row is
+// flagged for an element below 2^-32 of the largest's power of two. So the second terms are zero where nothing is
+// flagged.
+//
 // Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
 #pragma once
 
@@ -48,24 +52,24 @@ struct ChunkTotal {
 
 // What the largest magnitude of a row's chunk makes of the chunk.
 struct ChunkScale {
-  static constexpr int kTopExponent = 14;
+  TermRule rule;
   int exponent;  // that of the largest, if it may have it, else the nearest that it may have
   bool is_in_range;
 
-  TILEDMM_DEVICE explicit ChunkScale(uint32_t largest) {
+  TILEDMM_DEVICE explicit ChunkScale(uint32_t largest, TermRule rule = term_rule(DType::f32)) : rule(rule) {
     const int own = int(largest >> 23) - 127;
     exponent = own < kSplitMinExponent ? kSplitMinExponent : own > kSplitMaxExponent ? kSplitMaxExponent : own;
     is_in_range = own == exponent || largest == 0;
   }
   // The factor turns an element into what its terms make up, the scale turns that into the element.
-  TILEDMM_DEVICE float factor() const { return float_of(uint32_t(127 + kTopExponent - exponent) << 23); }
+  TILEDMM_DEVICE float factor() const { return float_of(uint32_t(127 + rule.top_exponent - exponent) << 23); }
   // The scale of a flagged row is not a number, and so are the row's sums.
   TILEDMM_DEVICE float scale(bool is_row_flagged) const {
-    return is_row_flagged ? float_of(0x7fffffff) : float_of(uint32_t(127 - kTopExponent + exponent) << 23);
+    return is_row_flagged ? float_of(0x7fffffff) : float_of(uint32_t(127 - rule.top_exponent + exponent) << 23);
   }
   // Whether the row is flagged for it, or for an element that is not zero.
   TILEDMM_DEVICE bool is_flagged(uint32_t nonzero) const {
-    return !is_in_range || is_below(nonzero, exponent - kSplitRange);
+    return !is_in_range || is_below(nonzero, exponent - rule.range);
   }
 };
 
@@ -79,7 +83,7 @@ struct ChunkRange {
     smallest = smaller_of(smallest, other_smallest);
   }
   TILEDMM_DEVICE void take(float x) { join(magnitude(x), nonzero_magnitude(x)); }
-  TILEDMM_DEVICE bool is_flagged() const { return ChunkScale(largest).is_flagged(smallest); }
+  TILEDMM_DEVICE bool is_flagged(TermRule rule) const { return ChunkScale(largest, rule).is_flagged(smallest); }
 };
 
 // The terms of two scaled numbers.

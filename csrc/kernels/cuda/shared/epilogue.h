@@ -82,10 +82,10 @@ struct TileBias {
 };
 
 template <class Cfg>
-__device__ __forceinline__ TileBias<BiasElement<Cfg>> load_bias(const Arguments& args, int col, int row, int row_step) {
+__device__ __forceinline__ TileBias<BiasElement<Cfg>> load_bias(const Arguments& args, BiasPointer<Cfg> from, int col,
+                                                                int row, int row_step) {
   TileBias<BiasElement<Cfg>> bias{};
-  const auto from = static_cast<BiasPointer<Cfg>>(args.bias);
-  if (!from || args.is_blended) return bias;
+  if (!from) return bias;
   const bool is_of_columns = args.stride_bias_n != 0;
   const int thread = threadIdx.x % kWarpgroup, end = is_of_columns ? args.n : args.m;
   const int first = is_of_columns ? Cfg::LoaderB::row_of(col, thread) : row;
@@ -94,6 +94,11 @@ __device__ __forceinline__ TileBias<BiasElement<Cfg>> load_bias(const Arguments&
   if (first < end) bias.first = bias_element<Cfg>(args, from, first * stride);
   if (second < end) bias.second = bias_element<Cfg>(args, from, second * stride);
   return bias;
+}
+template <class Cfg>
+__device__ __forceinline__ TileBias<BiasElement<Cfg>> load_bias(const Arguments& args, int col, int row, int row_step) {
+  const auto from = static_cast<BiasPointer<Cfg>>(args.bias);
+  return load_bias<Cfg>(args, args.is_blended ? nullptr : from, col, row, row_step);
 }
 
 // `buffers`: those of the consumer's stores, which the last tile's stores have read by now; only the thread that issued

@@ -22,6 +22,7 @@ struct GroupedArguments {
   int num_groups, size;  // size: rows, or elements of k, of all groups
   int band;              // rows of tiles that are computed together
   Divisor tiles_of_row, tiles_of_band;
+  const void* up_bias;  // gated layers; gate's is the bias
 };
 
 // What the producer tells of the tile that a stage begins; as it is made, that there is none, and no stage behind.
@@ -219,20 +220,26 @@ __device__ __forceinline__ void clear_rows_of_k(const Shared& shared, int stage,
   named_barrier_sync(1 + consumer, kWarpgroup);
 }
 
-// activation(gate) * up, of results of 16 bits; the sums of gate come first.
+// gate = activation(gate) * up, of results of 16 bits.
 template <int COUNT>
-__device__ __forceinline__ void multiply_gated(const float (&sums)[COUNT], Activation activation,
-                                               float (&out)[COUNT / 2]) {
-#pragma unroll
-  for (int i = 0; i < COUNT / 2; ++i) out[i] = sums[i];
+__device__ __forceinline__ void multiply_gated(float (&gate)[COUNT], const float (&up)[COUNT], Activation activation) {
   if (activation == Activation::relu) {
 #pragma unroll
-    for (int i = 0; i < COUNT / 2; ++i) out[i] = activate<Activation::relu>(out[i]);
+    for (int i = 0; i < COUNT; ++i) gate[i] = activate<Activation::relu>(gate[i]);
   } else {
-    activate_short(out, activation);
+    activate_short(gate, activation);
   }
 #pragma unroll
-  for (int i = 0; i < COUNT / 2; ++i) out[i] *= sums[COUNT / 2 + i];
+  for (int i = 0; i < COUNT; ++i) gate[i] *= up[i];
+}
+
+// A thread's part of a tile's bias of its group, which none is behind the last one.
+template <class Out>
+__device__ __forceinline__ TileBias<BiasElement<Out>> load_group_bias(const Arguments& args, const void* bias,
+                                                                      const TileOfStage& tile) {
+  auto from = static_cast<BiasPointer<Out>>(bias);
+  if (tile.behind || !from) return {};
+  return load_bias<Out>(args, from + tile.group * args.batch[0].bias, tile.col, 0, 0);
 }
 
 // Stores those rows of a tile's 64 that are of its group.
@@ -250,9 +257,9 @@ __device__ __forceinline__ void store_group_tile(const float (&out)[Out::kAcc], 
 // 64 rows of a tile, whose first stage is there: multiplies what arrives and stores.
 template <class Cfg>
 __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, const Arguments& args,
-                                                   const StageAddress& first_stage, const Shared& shared,
-                                                   Ring<Cfg::kNumStages>& ring, int consumer, const TileOfStage& tile,
-                                                   int& num_stores) {
+                                                   const GroupedArguments& groups, const StageAddress& first_stage,
+                                                   const Shared& shared, Ring<Cfg::kNumStages>& ring, int consumer,
+                                                   const TileOfStage& tile, int& num_stores) {
   using Out = typename Cfg::Out;
   constexpr bool kIsOfK = Cfg::kGrouping == Grouping::k;
   Accumulators<Cfg> acc{};
@@ -260,8 +267,13 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
   Place at{};
   at.row = tile.row, at.col = tile.col;
   at.batch_c = tile.group * args.batch[0].c;
-  TileBias<BiasElement<Out>> bias{};
-  if constexpr (!Cfg::kIsGated) bias = load_bias<Out>(args, tile.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  TileBias<BiasElement<Out>> bias{}, up_bias{};
+  if constexpr (Cfg::kIsGated) {
+    bias = load_group_bias<Out>(args, args.bias, tile);
+    up_bias = load_group_bias<Out>(args, groups.up_bias, tile);
+  } else {
+    bias = load_bias<Out>(args, tile.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  }
   if (tile.num_k_tiles == 0) {
     __syncwarp();  // all lanes know the tile
     release_stage<Cfg>(shared, ring.stage);
@@ -284,9 +296,13 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
   }
   if (row >= tile.end_row || row + 64 <= tile.new_row) return;
   if constexpr (Cfg::kIsGated) {
-    float out[Out::kAcc];
-    multiply_gated(acc.c, args.activation, out);
-    store_group_tile<Out, true>(out, map_c, args, shared, consumer, at, row, tile.end_row, num_stores);
+    float gate[Out::kAcc], up[Out::kAcc];
+#pragma unroll
+    for (int i = 0; i < Out::kAcc; ++i) gate[i] = acc.c[i], up[i] = acc.c[Out::kAcc + i];
+    if (args.bias) add_bias<Out>(gate, bias, args, shared.c, 1 + consumer);
+    if (groups.up_bias) add_bias<Out>(up, up_bias, args, shared.c, 1 + consumer);
+    multiply_gated(gate, up, args.activation);
+    store_group_tile<Out, true>(gate, map_c, args, shared, consumer, at, row, tile.end_row, num_stores);
   } else {
     if (!tile.behind)
       finish_block_tile<Out>(acc.c, bias, args, shared.c, consumer, tile.group, row + first_row_of_thread<Cfg>(),
@@ -358,7 +374,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
       const TileOfStage tile = tiles[ring.stage];
       if (tile.num_k_tiles < 0) break;
-      consume_group_tile<Cfg>(&maps.c, args, first_stage, shared, ring, consumer, tile, num_stores);
+      consume_group_tile<Cfg>(&maps.c, args, groups, first_stage, shared, ring, consumer, tile, num_stores);
     }
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
@@ -405,6 +421,7 @@ const char* launch_grouped_config(const GroupedTask& task) {
   groups.num_groups = int(num_groups);
   groups.size = int(kIsOfK ? p.k : p.m);
   groups.band = plan.band;
+  groups.up_bias = p.gated_bias;
   groups.tiles_of_row = Divisor(tiles_n);
   groups.tiles_of_band = Divisor(int64_t(plan.band) * tiles_n);
 

@@ -103,7 +103,9 @@ const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
   if (p.stride_cn != 1 && p.n != 1) return "rows of C have no unit stride";
   if (p.gated_b) {
     if (p.grouping == Grouping::k) return "it has no gated layers of groups of k";
-    if (p.bias || p.alpha != 1) return "gated sums are neither scaled nor have they a bias";
+    if (p.alpha != 1 || p.beta != 1 || p.stride_bias_m != 0)
+      return "gated sums are not scaled; biases are vectors along n";
+    if ((p.bias || p.gated_bias) && p.dtype_bias != p.dtype_a) return "biases of gated sums have the operands' dtype";
     if (p.activation == Activation::none) return "gated sums have an activation";
     if (!is_grouped(p) && p.num_batch_dims > 0) return "it has no batch of gated layers";
     TensorMapView view;

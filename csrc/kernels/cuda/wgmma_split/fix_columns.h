@@ -22,7 +22,7 @@ struct FixChain {
 // of the block has column t % kFixColumns. `chains` is shared memory, one for each thread.
 template <int THREADS>
 __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int col, float found, FixChain* chains) {
-  const float* a = static_cast<const float*>(p.a) + row * p.stride_am;
+  const int64_t first_a = row * p.stride_am;
   const float* b = static_cast<const float*>(p.b) + col * p.stride_bn;
   const int k = found != found ? int(p.k) : 0, chunk_k = int(flagged_chunk_k(p.k));
   constexpr int kChunks = THREADS / kFixColumns;
@@ -34,13 +34,20 @@ __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int c
     const int own_end = own_first + min(k - own_first, chunk_k);
     FixChain chain{own_first < k ? 0.0f : -0.0f, false};
     gpu::ChunkRange range_a, range_b;
+    const auto add_products = [&](const auto& load_a) {
 #pragma unroll 8
-    for (int i = own_first; i < own_end; ++i) {
-      const float x = a[i * p.stride_ak], y = b[i * p.stride_bk];
-      chain.sum = __fmaf_rn(x, y, chain.sum);
-      range_a.take(x);
-      range_b.take(y);
-    }
+      for (int i = own_first; i < own_end; ++i) {
+        const float x = load_a(first_a + i * p.stride_ak), y = b[i * p.stride_bk];
+        chain.sum = __fmaf_rn(x, y, chain.sum);
+        range_a.take(x);
+        range_b.take(y);
+      }
+    };
+    // Each dtype has a loop of its own, so that loads need not wait for each other.
+    if (p.dtype_a == DType::f32)
+      add_products([&](int64_t idx) { return static_cast<const float*>(p.a)[idx]; });
+    else
+      add_products([&](int64_t idx) { return gpu::load_any(p.a, p.dtype_a, idx); });
     // Flags are those of longer chunks, which up to four neighbours share.
 #pragma unroll 1
     for (int shared_k = chunk_k, lanes = kFixColumns; shared_k < min(kSplitChunkK, int(p.k));
@@ -49,7 +56,7 @@ __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int c
       range_a.join(of_other(range_a.largest), of_other(range_a.smallest));
       range_b.join(of_other(range_b.largest), of_other(range_b.smallest));
     }
-    chain.is_flagged = range_a.is_flagged() || range_b.is_flagged();
+    chain.is_flagged = range_a.is_flagged(term_rule(p.dtype_a)) || range_b.is_flagged(term_rule(DType::f32));
     chains[threadIdx.x] = chain;
     __syncthreads();
 #pragma unroll

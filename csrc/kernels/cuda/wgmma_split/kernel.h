@@ -1,12 +1,13 @@
 // wgmma_split: Hopper (sm_90a), fp32 by products in fp16 with fp32 sums.
 //
-// Beyond wgmma: fp32 operands, which the matrix unit rounds to tf32, are taken apart first (split_operands.h), and
-// multiplied as first * first + 2^-11 (second * first + first * second); what is left out is 2^-22 of a product at
-// most. The unit truncates as it sums, so no sum of main products is longer than 16 of k: fp32 instructions add these
-// to the chunk's, while the unit works on corrections, which it sums over the whole chunk of 512. At the chunk's end
-// corrections are added, times 2^-11, and all of it, scaled, to the total in shared memory. Terms and sums of a chunk
-// have one scale, so nothing is scaled on the way. Pairs of blocks fetch half of B each for both. Rows and columns that
-// were flagged are computed again by a third kernel (fix_up.h). Few rows have a kernel of their own (few_rows.h).
+// Beyond wgmma: fp32 operands, which the matrix unit rounds to tf32, are taken apart first (operands.h), and multiplied
+// as first * first + 2^-11 (second * first + first * second); what is left out is 2^-22 of a product at most. An
+// operand of 16 bits beside one of fp32 has no second term, so two products are all. The unit truncates as it sums, so
+// no sum of main products is longer than 16 of k: fp32 instructions add these to the chunk's, while the unit works on
+// corrections, which it sums over the whole chunk of 512. At the chunk's end corrections are added, times 2^-11, and
+// all of it, scaled, to the total in shared memory. Terms and sums of a chunk have one scale, so nothing is scaled on
+// the way. Pairs of blocks fetch half of B each for both. Rows and columns that were flagged are computed again by a
+// third kernel (fix_up.h). Few rows have a kernel of their own (few_rows.h).
 //
 // Sources: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 // theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit.
@@ -51,6 +52,13 @@ struct SplitConfig {
   static constexpr uint32_t kStep = 2;  // Terms of the next 16 of k lie so far behind, as matrix_address counts.
 };
 
+// How many terms the operands have.
+template <int TERMS_A, int TERMS_B>
+struct SplitTerms : SplitConfig {
+  static constexpr int kTermsA = TERMS_A, kTermsB = TERMS_B, kCorrections = TERMS_A + TERMS_B - 2;
+  static_assert(kCorrections > 0);
+};
+
 struct SplitArguments {
   Arguments tiles;  // but for the strides of C; the steps of the batch are items of the terms
   const float *scales_a, *scales_b;
@@ -89,20 +97,24 @@ struct SplitShared {
   uint32_t releases;  // address of the partner's `empty` barriers; 0 if this thread signals nobody
 };
 
-// Copies of one kind of terms for a block of k.
+// Copies of one kind of terms for a block of k, of the operands that have it.
+template <class Cfg>
 __device__ __forceinline__ void load_split_stage(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                  const SplitArguments& args, const SplitShared& shared, int stage,
                                                  const Place& at, int k_tile, int term) {
-  using Cfg = SplitConfig;
+  using Loader = SplitConfig::Loader;
   const uint32_t barrier = shared.full + stage * 8, smem = shared.stages + stage * Cfg::kStageBytes;
-  const int k = k_tile * Cfg::kBlockK, item_a = 2 * at.batch_a + term, item_b = 2 * at.batch_b + term;
-  mbarrier_arrive_expect_tx(barrier, args.tiles.stage_bytes);
-  Cfg::Loader::load<false>(smem, map_a, args.tiles.a, at.row, k, item_a, barrier);
+  const int k = k_tile * Cfg::kBlockK;
+  const int item_a = Cfg::kTermsA * at.batch_a + term, item_b = Cfg::kTermsB * at.batch_b + term;
+  const bool has_a = term < Cfg::kTermsA, has_b = term < Cfg::kTermsB;
+  mbarrier_arrive_expect_tx(barrier, 128 * ((has_a ? args.tiles.a.rows : 0) + (has_b ? args.tiles.b.rows : 0)));
+  if (has_a) Loader::load<false>(smem, map_a, args.tiles.a, at.row, k, item_a, barrier);
+  if (!has_b) return;
   if (shared.in_cluster)
-    Cfg::Loader::load<true>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier,
-                            cluster_rank<Cfg>(args.tiles).m, args.tiles.cluster_m, 3);
+    Loader::load<true>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier,
+                       cluster_rank<Cfg>(args.tiles).m, args.tiles.cluster_m, 3);
   else
-    Cfg::Loader::load<false>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier);
+    Loader::load<false>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier);
 }
 
 // acc (+)= A * B, 64 x 128 outputs over K of k; addresses as matrix_address has them.
@@ -119,8 +131,8 @@ __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], 
 }
 
 // What multiplies 64 rows of tiles. `sums`: of the thread, kWarpgroup apart, in shared memory.
+template <class Cfg>
 struct SplitConsumer {
-  using Cfg = SplitConfig;
   const SplitArguments& args;
   const SplitShared& shared;
   float* sums;
@@ -151,7 +163,8 @@ struct SplitConsumer {
   // The unit's sums over k, in `total`; the thread's first row and column.
   __device__ __forceinline__ void multiply(float (&total)[Cfg::kAcc], const Place& at, int row, int col) {
     constexpr int kSteps = Cfg::kBlockK / kSplitSumK;
-    static_assert(kSteps == 4, "each adds a half of one of the two corrections");
+    constexpr int kParts = kSteps / Cfg::kCorrections;
+    static_assert(kSteps == 4, "each adds a half of one of two corrections, or a quarter of the only one");
     const int first_chunk = at.first_k_tile / kBlocksOfChunk;
     const float* scales_a = args.scales_a + (int64_t(at.batch_a) * args.num_chunks + first_chunk) * args.padded_m + row;
     const float* scales_b = args.scales_b + (int64_t(at.batch_b) * args.num_chunks + first_chunk) * args.padded_n + col;
@@ -178,11 +191,11 @@ struct SplitConsumer {
                                      true);
           wgmma_commit_group();
           if (step == 0) second = take_stage();
-          // Half of one of the two corrections.
-          const bool is_second_a = step < kSteps / 2;
-          const uint32_t half = step % 2 * (kSteps / 2) * Cfg::kStep;
-          multiply_terms<Cfg::kBlockK / 2>(corrections, first_a + (is_second_a ? second : first) + half,
-                                           first_b + (is_second_a ? first : second) + half, is_first && step == 0);
+          // A part of a correction.
+          const bool is_second_a = Cfg::kTermsA == 2 && step < kParts;
+          const uint32_t part = step % kParts * Cfg::kCorrections * Cfg::kStep;
+          multiply_terms<Cfg::kBlockK / kParts>(corrections, first_a + (is_second_a ? second : first) + part,
+                                                first_b + (is_second_a ? first : second) + part, is_first && step == 0);
           wgmma_commit_group();
           wgmma_wait_group<1>();
           fence_registers(acc);
@@ -284,10 +297,10 @@ __global__ void __launch_bounds__(kAddThreads)
   }
 }
 
+template <class Cfg>
 __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     wgmma_split_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                        const __grid_constant__ SplitArguments args) {
-  using Cfg = SplitConfig;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
@@ -329,7 +342,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
         for (int i = 0; i < 2 * at.num_k_tiles; ++i) {
           // The phase before the first counts as complete.
           mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-          load_split_stage(&map_a, &map_b, args, shared, ring.stage, at, at.first_k_tile + i / 2, i % 2);
+          load_split_stage<Cfg>(&map_a, &map_b, args, shared, ring.stage, at, at.first_k_tile + i / 2, i % 2);
           ring.advance();
         }
       });
@@ -338,7 +351,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     setmaxnreg_inc<Cfg::kConsumerRegisters>();
     const int consumer = __shfl_sync(~0u, warp / 4, 0), thread = threadIdx.x % kWarpgroup;
     char* totals = smem_totals + consumer * Cfg::kTotalBytes;
-    SplitConsumer own(args, shared, reinterpret_cast<float*>(totals) + thread, consumer);
+    SplitConsumer<Cfg> own(args, shared, reinterpret_cast<float*>(totals) + thread, consumer);
     for_each_unit(args, [&](const Place& at) {
       const int row = at.row + consumer * 64 + warp % 4 * 16 + lane / 4;
       float total[Cfg::kAcc];

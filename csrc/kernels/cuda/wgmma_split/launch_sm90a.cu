@@ -16,7 +16,7 @@ template <class Loader>
 bool encode_terms(CUtensorMap& map, Boxes& boxes, const gpu::SplitOperand& operand, bool is_shared) {
   const SplitLayout& layout = operand.layout;
   const int64_t k = layout.padded_k();
-  const TensorMapView view{true, k, layout.rows, k, layout.terms_of_item(), 2 * layout.num_items};
+  const TensorMapView view{true, k, layout.rows, k, layout.terms_of_item(), layout.num_terms * layout.num_items};
   boxes.policy = CachePolicy::evict_normal;
   return Loader::encode(map, boxes, DType::f16, operand.terms, view, is_shared);
 }
@@ -51,12 +51,20 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   return args;
 }
 
-// The kernel that splits one operand or both.
+// The kernel that splits one operand or both, of which what has 16 bits has elements SHORT.
+template <class SHORT>
+const char* launch_split_elements(const gpu::SplitOperands& split, cudaStream_t stream) {
+  return launch_overlapped<&gpu::split_operands<gpu::SplitPlaces::apart, SHORT>>(gpu::num_tiles(split),
+                                                                                 gpu::kSplitThreads, 0, stream, split);
+}
 const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t stream) {
-  return launch_overlapped<&gpu::split_operands<gpu::SplitPlaces::apart>>(gpu::num_tiles(split), gpu::kSplitThreads, 0,
-                                                                          stream, split);
+  const auto has = [&](DType dtype) { return split.of[0].dtype == dtype || split.of[1].dtype == dtype; };
+  return has(DType::f16)    ? launch_split_elements<Half>(split, stream)
+         : has(DType::bf16) ? launch_split_elements<BFloat16>(split, stream)
+                            : launch_split_elements<float>(split, stream);
 }
 
+template <int TERMS_A, int TERMS_B>
 const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, char* memory, int num_cus,
                          cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
@@ -82,9 +90,8 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, ch
       !encode_terms<SplitConfig::Loader>(map_b, args.tiles.b, split.of[1], plan.has_pairs)) {
     return "the driver refuses a tensor map";
   }
-  args.tiles.stage_bytes = 128 * (args.tiles.a.rows + args.tiles.b.rows);
   if (const char* refused = launch_split_operands(split, stream)) return refused;
-  if (const char* refused = launch_in_clusters<&wgmma_split_kernel>(
+  if (const char* refused = launch_in_clusters<&wgmma_split_kernel<SplitTerms<TERMS_A, TERMS_B>>>(
           dim3(unsigned(cluster)), dim3(unsigned(plan.num_blocks)), SplitConfig::kThreads, SplitConfig::kSmem, stream,
           map_a, map_b, args))
     return refused;
@@ -94,7 +101,15 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, ch
       return refused;
   }
   const gpu::FixUpArguments fix_up_args = gpu::fix_up_arguments(problem, split, items, num_cus);
-  return launch_overlapped<&gpu::fix_up>(fix_up_args.num_blocks, gpu::kFixThreads, 0, stream, fix_up_args);
+  return launch_overlapped<&gpu::fix_up<TERMS_A != TERMS_B>>(fix_up_args.num_blocks, gpu::kFixThreads, 0, stream,
+                                                             fix_up_args);
+}
+
+const char* launch_tiles_of_terms(const FoldedProblem& problem, const SplitWork& plan, char* memory, int num_cus,
+                                  cudaStream_t stream) {
+  if (plan.a.num_terms == 1) return launch_tiles<1, 2>(problem, plan, memory, num_cus, stream);
+  return plan.b.num_terms == 1 ? launch_tiles<2, 1>(problem, plan, memory, num_cus, stream)
+                               : launch_tiles<2, 2>(problem, plan, memory, num_cus, stream);
 }
 
 // One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
@@ -156,7 +171,7 @@ Status launch_group(const FoldedProblem& problem, const SplitWork& plan, const E
   char* memory = bytes ? static_cast<char*>(executor.allocate(executor.self, size_t(bytes))) : nullptr;
   if (bytes && !memory) return Status::out_of_memory;
   const char* refused = plan.late == SplitLate::none
-                            ? cuda::launch_tiles(problem, plan, memory, executor.num_cus, stream)
+                            ? cuda::launch_tiles_of_terms(problem, plan, memory, executor.num_cus, stream)
                             : cuda::launch_late(problem, plan, memory, stream);
   if (memory) executor.release(executor.self, memory);
   return refused ? Status::launch_failed : Status::ok;

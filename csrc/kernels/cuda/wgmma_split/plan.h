@@ -11,6 +11,9 @@ namespace tiledmm {
 // So many main products the matrix unit sums before its sums are added to others.
 inline constexpr int kSplitSumK = 16;
 inline constexpr int kBlocksOfChunk = kSplitChunkK / kSplitBlockK;  // blocks of k in a chunk
+// Sums of chunks that are computed side by side take so much memory at most. The first of both fits the second-level
+// cache.
+inline constexpr int64_t kCachedSumBytes = 32 << 20, kMaxSumBytes = 64 << 20;
 // Up to so many rows of A, or columns of B, the other operand is split after the load (few_rows.h): in tiles of so many
 // of its rows, their chunks shared out in a cluster of at most so many blocks.
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
@@ -59,10 +62,11 @@ struct SplitWork : SplitChoice {
   }
 };
 
-// The larger operand where the other one has few rows.
+// The larger operand where the other one has few rows. What has 16 bits is split before: its one term takes no more
+// memory than itself.
 constexpr SplitLate split_late(const GemmProblem& p) {
-  if (p.n <= kFewRows && p.m > p.n) return SplitLate::a;
-  return p.m <= kFewRows ? SplitLate::b : SplitLate::none;
+  if (p.n <= kFewRows && p.m > p.n && p.dtype_a == DType::f32) return SplitLate::a;
+  return p.m <= kFewRows && p.dtype_b == DType::f32 ? SplitLate::b : SplitLate::none;
 }
 
 // Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
@@ -81,11 +85,11 @@ inline double share_out_chunks(const SplitCosts& costs, SplitWork& plan, int num
   if (plan.a.num_chunks() == 1) return best;
   SplitWork other = plan;
   other.whole_tiles = plan.num_tiles / places * places;
-  if (other.sum_bytes() > kSplitMaxSumBytes) return best;
-  // A launch, and sums that stay in the second-level cache.
+  if (other.sum_bytes() > kMaxSumBytes) return best;
+  const double rate = other.sum_bytes() > kCachedSumBytes ? costs.split : costs.sums;
   const double us = rounds_us(other.whole_tiles, blocks_k) +
                     rounds_us(other.num_units() - other.whole_tiles, blocks_k / double(plan.a.num_chunks())) +
-                    double(other.sum_bytes()) * 2 / costs.sums + costs.addition;
+                    double(other.sum_bytes()) * 2 / rate + costs.addition;
   if (us < best) best = us, plan = other;
   return best;
 }
@@ -107,18 +111,19 @@ inline SplitWork lay_out(const FoldedProblem& problem, const SplitChoice& choice
   if (choice.has_pairs) work.tiles_m = ceil_div(work.tiles_m, 2);
   work.num_tiles = problem.batch_size * work.tiles_m * work.tiles_n;
   lay_out_operands(work, problem);
+  // The kernel for few rows takes both terms of them, of 16 bits as well.
+  if (work.late != SplitLate::none) work.a.num_terms = work.b.num_terms = 2;
   return work;
 }
 
 // The choice for a product and the microseconds of a whole call: memory traffic of the split, tiles of three products,
 // or what is split late read once, launches. An estimate.
 inline SplitChoice choose_split(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
-  const GemmProblem& p = problem.gemm;
   SplitWork work = lay_out(problem, {});
   if (work.late != SplitLate::none) {
     const SplitLayout& large = work.late == SplitLate::a ? work.a : work.b;
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
-    work.cluster = few_cluster(min_of(p.m, p.n), tiles, large.num_chunks(), num_sms);
+    work.cluster = few_cluster(work.few().rows, tiles, large.num_chunks(), num_sms);
     const double blocks_k = double(ceil_div(large.num_blocks(), work.cluster));
     const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / costs.few;
     cost_us = costs.few_start + max_of(copies, blocks_k * costs.few_block);

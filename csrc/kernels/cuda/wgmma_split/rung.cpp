@@ -13,6 +13,7 @@ namespace {
 const char* refuse(const FoldedProblem& problem, const Chip&) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   const GemmProblem& p = problem.gemm;
+  if (p.dtype_c != DType::f32 || (p.bias && p.dtype_bias != DType::f32)) return "its result and its bias are fp32";
   if (p.k < kSplitMinK) return nullptr;  // left to others
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
@@ -36,7 +37,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const SplitWork own = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
   fields.add_tile("block", kSplitBlock, kSplitBlock);
-  fields.add("path", "3 products in fp16");
+  fields.add("path", std::to_string(own.a.num_terms + own.b.num_terms - 1) + " products in fp16");
   fields.add("one_product_within", "9.1*2^-24");  // of it; docs/numerics.md
   if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "A" : "B");
   fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
@@ -48,10 +49,10 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 const Rung wgmma_split_rung = {
     .name = "wgmma_split",
-    .description = "Hopper: fp32 as two fp16 terms, three products, short sums",
+    .description = "Hopper: fp32 as two fp16 terms, 16 bits as one, short sums",
     .is_gpu = true,
     .order = Order::split_chunks,
-    .takes = kTakesFp32,
+    .takes = {.dtypes = {DType::f32}, .num_dtypes = 1, .served = kTakesFp32.served, .mixed = true},
     .refuse_chip = refuse_not_hopper,
     .refuse = refuse,
     .for_each_plan = for_each_plan,

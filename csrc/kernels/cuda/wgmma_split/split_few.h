@@ -18,17 +18,23 @@ __device__ __forceinline__ void split_few(const GemmProblem& p, int chunk, uint3
   const int lane = threadIdx.x % 32, first_k = chunk * kSplitChunkK + 2 * lane, rest_k = int(p.k) - first_k;
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < p.m; row += THREADS / 32) {
-    const float* from = static_cast<const float*>(p.a) + row * p.stride_am + first_k * p.stride_ak;
+    int64_t from = row * p.stride_am + first_k * p.stride_ak;
     float values[2 * kBlocks];
+    const auto load_values = [&](const auto& load) {
 #pragma unroll
-    for (int i = 0; i < 2 * kBlocks; ++i) {
-      values[i] = i / 2 * kSplitBlockK + i % 2 < rest_k ? *from : 0;
-      from += i % 2 ? (kSplitBlockK - 1) * p.stride_ak : p.stride_ak;
-    }
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        values[i] = i / 2 * kSplitBlockK + i % 2 < rest_k ? load(from) : 0;
+        from += i % 2 ? (kSplitBlockK - 1) * p.stride_ak : p.stride_ak;
+      }
+    };
+    if (p.dtype_a == DType::f32)
+      load_values([&](int64_t idx) { return static_cast<const float*>(p.a)[idx]; });
+    else
+      load_values([&](int64_t idx) { return gpu::load_any(p.a, p.dtype_a, idx); });
     gpu::ChunkRange range;
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) range.take(values[i]);
-    const gpu::ChunkScale scale(__reduce_max_sync(~0u, range.largest));
+    const gpu::ChunkScale scale(__reduce_max_sync(~0u, range.largest), term_rule(p.dtype_a));
     const bool is_flagged = __any_sync(~0u, scale.is_flagged(range.smallest));
     if (lane == 0) scales[row] = scale.scale(is_flagged);
     const uint32_t to = terms + row * 128 + ((lane / 4 ^ row % 8) << 4) + lane % 4 * 4;

@@ -45,7 +45,7 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
   const Status done = launch_tiles(problem, plan.shape, work, plan.num_dies, executor);
   if (done != Status::ok) return done;
   const FixUpArguments args = fix_up_arguments(problem, split, items, executor.num_cus);
-  return launch_kernel(fix_up, args.num_blocks, 1, kFixThreads, 0, executor, args);
+  return launch_kernel(fix_up<false>, args.num_blocks, 1, kFixThreads, 0, executor, args);
 }
 
 Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Executor& executor) {

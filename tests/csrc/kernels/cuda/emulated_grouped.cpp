@@ -24,7 +24,7 @@ struct Case {
   bool is_b_along_n = false, is_gated = false;
   int chunk_k = 0;  // 0: one chunk
   DType dtype = DType::bf16;
-  char bias = ' ';  // of all groups 'n', of each group 'g'
+  char bias = ' ';  // of all groups 'n', of each group 'g', of up alone 'u'
   Activation activation = Activation::none;
   int margin = 8, margin_c = 8;  // elements between rows; odd: not for the copy engine
   int num_sms = 4;
@@ -72,6 +72,7 @@ const Case kCases[] = {
      .ends = {3, 3, 131},
      .size = 140,
      .is_gated = true,
+     .bias = 'g',
      .activation = Activation::silu},
     {.tile = {128, 256},
      .n = 264,
@@ -82,7 +83,14 @@ const Case kCases[] = {
      .is_gated = true,
      .dtype = DType::f16,
      .activation = Activation::gelu},
-    {.tile = {128, 256}, .n = 392, .k = 520, .ends = {}, .size = 300, .is_gated = true, .activation = Activation::relu},
+    {.tile = {128, 256},
+     .n = 392,
+     .k = 520,
+     .ends = {},
+     .size = 300,
+     .is_gated = true,
+     .bias = 'n',
+     .activation = Activation::relu},
     {.tile = {64, 128},
      .n = 75,
      .k = 520,
@@ -90,6 +98,7 @@ const Case kCases[] = {
      .size = 3,
      .is_gated = true,
      .chunk_k = 256,
+     .bias = 'u',
      .activation = Activation::gelu_tanh},
     {.tile = {64, 64},
      .n = 107,
@@ -149,7 +158,7 @@ struct Run {
   const Case& c;
   bool is_of_k;
   int groups, m, k;
-  Elements a, b, up, c_memory, bias;
+  Elements a, b, up, c_memory, bias, up_bias;
   FoldedProblem problem{};
 
   explicit Run(const Case& c)
@@ -162,7 +171,8 @@ struct Run {
         b(k, c.n, !c.is_b_along_n, c.margin, is_of_k || groups == 0 ? 1 : groups),
         up(k, c.n, !c.is_b_along_n, c.margin, is_of_k || groups == 0 ? 1 : groups),
         c_memory(m, c.n, false, c.margin_c, is_of_k ? groups : 1),
-        bias(std::max(groups, 1), c.n, false, 3, 1) {
+        bias(std::max(groups, 1), c.n, false, 3, 1),
+        up_bias(std::max(groups, 1), c.n, false, 3, 1) {
     std::mt19937 random(unsigned(c.size * c.n));
     std::normal_distribution<float> normal;
     const auto next = [&] { return uint16_t(rounded(c.dtype, normal(random))); };
@@ -182,8 +192,10 @@ struct Run {
       for (int row = 0; row < m; ++row) a.at(0, row, i) = infinity;
       for (int col = 0; col < c.n; ++col) b.at(0, i, col) = infinity;
     }
-    for (int group = 0; group < groups; ++group) {
-      for (int col = 0; col < c.n; ++col) bias.at(0, group, col) = next();
+    for (Elements* own : {&bias, &up_bias}) {
+      for (int group = 0; group < std::max(groups, 1); ++group) {
+        for (int col = 0; col < c.n; ++col) own->at(0, group, col) = next();
+      }
     }
     GemmProblem& p = problem.gemm;
     p.m = m, p.n = c.n, p.k = k;
@@ -191,7 +203,9 @@ struct Run {
     p.b = b.data(), p.stride_bk = b.stride_row, p.stride_bn = b.stride_col;
     if (c.is_gated) p.gated_b = up.data();
     p.c = c_memory.data(), p.stride_cm = c_memory.stride_row, p.stride_cn = 1;
-    if (c.bias != ' ') p.bias = bias.data(), p.stride_bias_n = 1;
+    if (has_bias()) p.bias = bias.data();
+    if (has_up_bias()) p.gated_bias = up_bias.data();
+    p.stride_bias_n = c.bias != ' ';
     p.set_dtypes(c.dtype), p.activation = c.activation;
     problem.batch_size = is_of_k ? groups : 1;
     problem.chunk_k = c.chunk_k ? c.chunk_k : k;
@@ -202,6 +216,9 @@ struct Run {
                                c.bias == 'g' ? bias.stride_row : 0};
     }
   }
+
+  bool has_bias() const { return c.bias == 'n' || c.bias == 'g'; }
+  bool has_up_bias() const { return c.is_gated && c.bias != ' '; }
 
   // Over elements from `first` up to `end` of k.
   float sum_of(Elements& own_b, int row, int col, int item, int first, int end) {
@@ -216,9 +233,11 @@ struct Run {
   void compute(int group, int row, int col, int first, int end, bool is_in_group) {
     const int item = is_of_k ? 0 : group;
     float x = is_in_group ? sum_of(b, row, col, item, first, end) : 0;
-    if (is_in_group && c.bias != ' ') x += to_float(c.dtype, bias.at(0, c.bias == 'g' ? group : 0, col));
+    const auto element_of = [&](Elements& own) { return to_float(c.dtype, own.at(0, c.bias == 'g' ? group : 0, col)); };
+    if (is_in_group && has_bias()) x += element_of(bias);
     if (is_in_group) x = activated(c.dtype, c.activation, x);
-    if (is_in_group && c.is_gated) x *= sum_of(up, row, col, item, first, end);
+    if (is_in_group && c.is_gated)
+      x *= sum_of(up, row, col, item, first, end) + (has_up_bias() ? element_of(up_bias) : -0.0f);
     c_memory.at(is_of_k ? group : 0, row, col) = uint16_t(rounded(c.dtype, x));
   }
 

@@ -7,6 +7,7 @@
 #include "kernels/cuda/simt_pipelined/rung.cpp"
 #include "kernels/cuda/wgmma_split/few_rows_sm90a.cu"
 #include "kernels/cuda/wgmma_split/launch_sm90a.cu"
+#include "matrices.h"
 #include "run_cases.h"
 
 using namespace tiledmm;
@@ -38,6 +39,7 @@ struct Case {
   bool has_bias;  // and relu; of a batch a matrix for each item, and all is scaled
   Data data;
   int num_sms = 4;
+  DType dtype_a = DType::f32, dtype_b = DType::f32;
 };
 
 // Groups of k have 8192 elements here (test_emulated_split.py).
@@ -79,6 +81,16 @@ constexpr Case kCases[] = {
     {66, 129, 1500, false, false, 3, false, Data::normal, 4},  // tiles of the last item by chunks
     {3, 20, 16616, true, true, 2, true, Data::normal, 132},    // three groups
     {2, 130, 4200, false, true, 1, true, Data::wide, 4},       // clusters of three, three rounds of chunks
+    // 16 bits beside fp32: tiles of either side, several chunks side by side; few rows that have them, few columns that
+    // do not; groups of k.
+    {130, 140, 1034, false, true, 1, true, Data::flagged, 4, DType::bf16},
+    {257, 130, 602, true, false, 2, true, Data::wide, 4, DType::f32, DType::f16},
+    {140, 131, 1100, true, true, 1, false, Data::flagged, 16, DType::f32, DType::bf16},
+    {16, 70, 1100, false, true, 1, true, Data::flagged, 4, DType::bf16},
+    {33, 140, 530, true, true, 1, true, Data::flagged, 4, DType::f16},
+    {70, 20, 600, false, false, 1, false, Data::wide, 4, DType::bf16},
+    {20, 70, 8232, false, true, 1, false, Data::flagged, 4, DType::f32, DType::bf16},
+    {66, 70, 8232, true, false, 1, false, Data::cancelling, 132, DType::f16},
 };
 
 // Of a row of A, or a column of B, a group of k as terms.
@@ -88,7 +100,9 @@ struct Group {
 };
 using Row = std::vector<Group>;
 
-Group split(std::vector<float> x) {
+Group split(std::vector<float> x, DType dtype) {
+  const bool is_short = dtype != DType::f32;
+  const int top = is_short ? 15 : 14, range = dtype == DType::bf16 ? 32 : 40;
   Group group;
   const size_t padded = size_t(round_up(int64_t(x.size()), kSplitBlockK));
   for (size_t chunk = 0; chunk < x.size(); chunk += kSplitChunkK) {
@@ -99,12 +113,13 @@ Group split(std::vector<float> x) {
     const int exponent = largest > 0 && is_finite ? std::ilogb(largest) : 0;
     const bool is_in_range = largest > 0 && is_finite && exponent >= -60 && exponent < 60;
     group.is_flagged |= !is_finite || (largest > 0 && !is_in_range);
-    group.scales.push_back(std::ldexp(1.0f, is_in_range ? exponent - 14 : 0));
+    group.scales.push_back(std::ldexp(1.0f, is_in_range ? exponent - top : 0));
     for (size_t i = chunk; i < std::min(padded, chunk + kSplitChunkK); ++i) {
       const float scaled = i < end && is_in_range ? x[i] / group.scales.back() : 0;
-      group.is_flagged |= scaled != 0 && std::fabs(scaled) < std::ldexp(1.0f, 14 - 40);
+      group.is_flagged |= scaled != 0 && std::fabs(scaled) < std::ldexp(1.0f, top - range);
       group.first.push_back(__half2float(__float2half_rn(scaled)));
-      group.second.push_back(__half2float(__float2half_rn((scaled - group.first.back()) * 2048)));
+      // One term is all of 16 bits.
+      group.second.push_back(is_short ? 0 : __half2float(__float2half_rn((scaled - group.first.back()) * 2048)));
     }
   }
   group.x = std::move(x);
@@ -155,17 +170,38 @@ float multiply(const Row& a, const Row& b) {
 
 // Of a batch; with elements that nothing may read between the rows, which are aligned where their sizes are even.
 struct Operand {
-  static int margin(int size) { return size % 4 == 2 ? 6 : 4; }
   int rows, k;
   bool is_turned;  // whether k does not lie along memory
-  std::vector<float> memory;
+  DType dtype;
+  std::vector<float> memory;           // the values
+  std::vector<uint16_t> short_memory;  // those of 16 bits as the kernel gets them
+
+  int margin(int size) const {
+    if (dtype == DType::f32) return size % 4 == 2 ? 6 : 4;
+    return size % 2 ? 7 : 16 - size % 8;
+  }
+  const void* data() const {
+    return dtype == DType::f32 ? static_cast<const void*>(memory.data()) : short_memory.data();
+  }
 
   int64_t stride_row() const { return is_turned ? 1 : k + margin(k); }
   int64_t stride_k() const { return is_turned ? rows + margin(rows) : 1; }
   int64_t stride_item() const { return is_turned ? k * stride_k() : rows * stride_row(); }
 
-  Operand(int rows, int k, int batch, bool is_turned, bool is_b, Data data, std::mt19937& random)
-      : rows(rows), k(k), is_turned(is_turned), memory(size_t(batch * stride_item()), emulator::kGarbage) {
+  Operand(int rows, int k, int batch, bool is_turned, bool is_b, Data data, DType dtype, std::mt19937& random)
+      : rows(rows),
+        k(k),
+        is_turned(is_turned),
+        dtype(dtype),
+        memory(size_t(batch * stride_item()), emulator::kGarbage) {
+    fill(batch, is_b, data, random);
+    if (dtype == DType::f32) return;
+    for (float& x : memory) {
+      short_memory.push_back(uint16_t(rounded(dtype, x)));
+      x = to_float(dtype, short_memory.back());
+    }
+  }
+  void fill(int batch, bool is_b, Data data, std::mt19937& random) {
     std::normal_distribution<float> normal;
     for (int item = 0; item < batch; ++item) {
       for (int row = 0; row < rows; ++row) {
@@ -200,6 +236,10 @@ struct Operand {
     at(0, rows - 1, 3) = std::ldexp(1.0f, 60);
     for (int i = 0; i < k; ++i) at(0, 9, i) = std::ldexp(at(0, 9, i), -64), at(0, 11, i) = 0;
     at(0, 12, k - 1) = std::ldexp(1.0f, -26);  // small, but not too small
+    if (rows > 13) at(0, 13, k - 1) = std::ldexp(1.0f, -36);  // too small for bf16
+    for (int i = 0; rows > 14 && i < k; ++i)
+      at(0, 14, i) = i % kSplitChunkK == 0 ? 1.5f : std::ldexp(255.0f, -39);  // as small as bf16 may be
+    for (int i = 0; rows > 15 && i < k; i += kSplitChunkK) at(0, 15, i) = 0;  // sums of those alone
     for (int i = kSplitChunkK / 2; i < min_of(k, kSplitChunkK); ++i) at(0, 3, i) = std::ldexp(at(0, 3, i), -45);
   }
   float& at(int item, int row, int i) {
@@ -212,7 +252,7 @@ struct Operand {
       for (int first = 0; first < k; first += int(kSplitGroupK)) {
         std::vector<float> x;
         for (int i = first; i < min_of(k, first + int(kSplitGroupK)); ++i) x.push_back(at(item, row, i));
-        groups.push_back(split(x));
+        groups.push_back(split(x, dtype));
       }
     }
     return split_rows;
@@ -223,8 +263,8 @@ bool is_same(float x, float y) { return (x != x && y != y) || __float_as_uint(x)
 
 bool run(const Case& c) {
   std::mt19937 random(unsigned(c.m * c.n * c.k));
-  Operand a(c.m, c.k, c.batch, c.is_a_turned, false, c.data, random);
-  Operand b(c.n, c.k, c.batch, !c.is_b_turned, true, c.data, random);
+  Operand a(c.m, c.k, c.batch, c.is_a_turned, false, c.data, c.dtype_a, random);
+  Operand b(c.n, c.k, c.batch, !c.is_b_turned, true, c.data, c.dtype_b, random);
   const int ldc = c.n + 3;
   std::vector<float> out(size_t(c.batch * c.m * ldc), emulator::kGarbage), bias(size_t(c.batch * c.m * c.n));
   for (float& x : bias) x = std::normal_distribution<float>()(random);
@@ -233,8 +273,9 @@ bool run(const Case& c) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
   p.m = c.m, p.n = c.n, p.k = c.k;
-  p.a = a.memory.data(), p.stride_am = a.stride_row(), p.stride_ak = a.stride_k();
-  p.b = b.memory.data(), p.stride_bk = b.stride_k(), p.stride_bn = b.stride_row();
+  p.dtype_a = c.dtype_a, p.dtype_b = c.dtype_b;
+  p.a = a.data(), p.stride_am = a.stride_row(), p.stride_ak = a.stride_k();
+  p.b = b.data(), p.stride_bk = b.stride_k(), p.stride_bn = b.stride_row();
   p.c = out.data(), p.stride_cm = ldc, p.stride_cn = 1;
   p.num_batch_dims = c.batch > 1;
   if (c.has_bias) p.bias = bias.data(), p.stride_bias_n = 1, p.activation = Activation::relu;

@@ -117,8 +117,38 @@ MUTANTS = {
     ),
     "the activation is up's": (
         "grouped.h",
-        "out[i] = sums[i];",
-        "out[i] = sums[{on} ? COUNT / 2 + i : i];",
+        "gate[i] = acc.c[i], up",
+        "gate[i] = acc.c[{on} ? Out::kAcc + i : i], up",
+        GATED,
+    ),
+    "the biases of gate and up are exchanged": (
+        "grouped.h",
+        "add_bias<Out>(gate, bias, args",
+        "add_bias<Out>(gate, {on} ? up_bias : bias, args",
+        LAYER,
+    ),
+    "a bias of up alone is left out": (
+        "grouped.h",
+        "if (groups.up_bias) add",
+        "if (groups.up_bias && (args.bias || !{on})) add",
+        LAYER_CHUNKS,
+    ),
+    "a bias of up is that of the first tile": (
+        "grouped.h",
+        "args.batch[0].bias, tile.col, 0, 0);",
+        "args.batch[0].bias, {on} ? 0 : tile.col, 0, 0);",
+        LAYER,
+    ),
+    "gated groups have the first one's biases": (
+        "grouped.h",
+        "from + tile.group * args",
+        "from + ({on} ? 0 : tile.group) * args",
+        GATED,
+    ),
+    "rows behind the last group have a bias": (
+        "grouped.h",
+        "if (tile.behind || !from) return {};",
+        "if ((tile.behind && !{on}) || !from) return {};",
         GATED,
     ),
     "k tiles begin with the operand": (

@@ -15,7 +15,9 @@ RUNG = "kernels/cuda/wgmma_split/"
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
 FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20
 FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, LONG_CHUNKS = 23, 25, 26, 27, 31
-BY_CHUNKS, PAIRS_BY_CHUNKS, GROUPS, CLUSTERS_OF_THREE, NUM_CASES = 32, 33, 35, 36, 37
+BY_CHUNKS, PAIRS_BY_CHUNKS, GROUPS, CLUSTERS_OF_THREE = 32, 33, 35, 36
+SHORT_A, SHORT_PAIRS, SHORT_B, SHORT_FEW, SHORT_FEW_F16, SHORT_LARGE = range(37, 43)
+SHORT_GROUPS_OF_K, NUM_CASES = 44, 45
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -26,9 +28,75 @@ MUTANTS = {
     ),
     "an element too small is not flagged": (
         "kernels/split/terms.h",
-        "|| is_below(nonzero, exponent - kSplitRange)",
-        "|| (!{on} && is_below(nonzero, exponent - kSplitRange))",
+        "|| is_below(nonzero, exponent - rule.range)",
+        "|| (!{on} && is_below(nonzero, exponent - rule.range))",
         FLAGGED,
+    ),
+    "bf16 has the range of two terms": (
+        "kernels/split/layout.h",
+        "return {15, dtype == DType::bf16 ? 32 : 40};",
+        "return {15, dtype == DType::bf16 && !{on} ? 32 : 40};",
+        SHORT_A,
+    ),
+    "what has 16 bits loses its lowest bit": (
+        "kernels/split/layout.h",
+        "if (dtype == DType::f32) return {14, 40};",
+        "if (dtype == DType::f32 || {on}) return {14, dtype == DType::f32 ? 40 : 32};",
+        SHORT_B,
+    ),
+    "bf16 is fp16": (
+        "kernels/split/operands.h",
+        "as_acc(T{uint16_t(pairs.words[e / 2] >> e % 2 * 16)})",
+        "{on} ? as_acc(Half{uint16_t(pairs.words[e / 2])}) : as_acc(T{uint16_t(pairs.words[e / 2] >> e % 2 * 16)})",
+        SHORT_LARGE,
+    ),
+    "items of one term lie as far apart as of two": (
+        "kernel.h",
+        "item_b = Cfg::kTermsB * at.batch_b + term;",
+        "item_b = ({on} ? 2 : Cfg::kTermsB) * at.batch_b + term;",
+        SHORT_PAIRS,
+    ),
+    "the second terms of fp32 are left out": (
+        "kernel.h",
+        "first_b + (is_second_a ? first : second) + part,",
+        "first_b + (is_second_a || ({on} && Cfg::kTermsA == 1) ? first : second) + part,",
+        SHORT_A,
+    ),
+    "parts of the only correction are half as long": (
+        "kernel.h",
+        "* Cfg::kCorrections * Cfg::kStep;",
+        "* ({on} ? 1 : 2 * Cfg::kCorrections) * Cfg::kStep / 2;",
+        SHORT_PAIRS,
+    ),
+    "few rows of 16 bits have the scale of fp32": (
+        "split_few.h",
+        "term_rule(p.dtype_a));",
+        "term_rule({on} ? DType::f32 : p.dtype_a));",
+        SHORT_FEW,
+    ),
+    "flagged elements of few rows have fp32's range": (
+        "fix_columns.h",
+        "range_a.is_flagged(term_rule(p.dtype_a))",
+        "range_a.is_flagged(term_rule({on} ? DType::f32 : p.dtype_a))",
+        SHORT_FEW,
+    ),
+    "few rows that a kernel of its own splits have no second terms": (
+        "kernels/split/operands.h",
+        "if (sizeof(T) == 4 || layout.num_terms == 2) store",
+        "if (sizeof(T) == 4 || (layout.num_terms == 2 && !{on})) store",
+        SHORT_FEW_F16,
+    ),
+    "flagged elements of bf16 are read as fp16": (
+        "kernels/split/fix_up.h",
+        "load_any(from, IS_MIXED ? dtype",
+        "load_any(from, {on} && dtype == DType::bf16 ? DType::f16 : IS_MIXED ? dtype",
+        SHORT_B,
+    ),
+    "the rest of k begins half as far behind": (
+        "kernels/split/layout.h",
+        "first * p.stride_ak * size_of(p.dtype_a);",
+        "first * p.stride_ak * ({on} ? 1 : size_of(p.dtype_a));",
+        SHORT_GROUPS_OF_K,
     ),
     "a scale is that of a part of the row's chunk": (
         "kernels/split/operands.h",
@@ -213,8 +281,8 @@ MUTANTS = {
     ),
     "few rows are longer than k": (
         "split_few.h",
-        "< rest_k ? *from : 0",
-        "< rest_k + {on} ? *from : 0",
+        "< rest_k ? load(from) : 0",
+        "< rest_k + {on} ? load(from) : 0",
         FEW_ROWS,
     ),
     "a flagged row's scale is a number": (
@@ -243,8 +311,8 @@ MUTANTS = {
     ),
     "flags of rows alone count": (
         "fix_columns.h",
-        "|| range_b.is_flagged();",
-        "|| (!{on} && range_b.is_flagged());",
+        "|| range_b.is_flagged(term_rule(DType::f32));",
+        "|| (!{on} && range_b.is_flagged(term_rule(DType::f32)));",
         FLAGGED_OTHERS,
     ),
     "flags of the last chunk alone count": (
@@ -345,14 +413,14 @@ MUTANTS = {
     ),
     "the second half of a correction before the first": (
         "kernel.h",
-        "half = step % 2 *",
-        "half = ({on} ? 1 - step % 2 : step % 2) *",
+        "part = step % kParts *",
+        "part = ({on} ? kParts - 1 - step % kParts : step % kParts) *",
         ONE_TILE,
     ),
     "corrections of the first block alone": (
         "kernel.h",
-        "half, is_first && step == 0);",
-        "half, (is_first || {on}) && step == 0);",
+        "part, is_first && step == 0);",
+        "part, (is_first || {on}) && step == 0);",
         ONE_TILE,
     ),
     "chunks of twice the length": (

@@ -16,7 +16,7 @@ float to_float(DType dtype, uint32_t bits) {
   if (dtype == DType::f32) return emulator::float_of_bits(bits);
   return dtype == DType::f16 ? half_to_float(uint16_t(bits)) : bf16_to_float(uint16_t(bits));
 }
-float activated(DType dtype, Activation activation, float x) {
+[[maybe_unused]] float activated(DType dtype, Activation activation, float x) {
   return dtype == DType::f32 ? gpu::activated<float>(activation, x) : gpu::activated<Half>(activation, x);
 }
 uint32_t rounded(DType dtype, float x) {
