@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_tiledmm
+from torch_tiledmm.mode import COVER, ON_REQUEST
 from torch_tiledmm.testing.bench import describe_run, geomean, output_file, write_json
 from torch_tiledmm.testing.origin import describe_gpu_run
 
@@ -61,11 +62,14 @@ def make(name: str, device: str, is_large: bool, attention: str = "eager") -> tu
 
 
 MODELS = ("llama", "gpt2", "bert", "vit", "mixtral")
+ARMS = ("torch", "ours")
 
 
 @contextlib.contextmanager
 def arm(name: str) -> Iterator[None]:
-    with torch_tiledmm.enabled() if name == "ours" else contextlib.nullcontext():
+    """torch; ours: the mode; decoding: the mode with what `cover` has on request."""
+    cover = COVER + ON_REQUEST if name == "decoding" else COVER
+    with contextlib.nullcontext() if name == "torch" else torch_tiledmm.enabled(cover=cover):
         yield
 
 
@@ -80,8 +84,8 @@ def median_ms(call: Callable[[], object], device: str, count: int) -> float:
     return sorted(times)[count // 2] * 1e3
 
 
-def compare(call: Callable[[], object], device: str, count: int) -> dict[str, float]:
-    found: dict[str, list[float]] = {"torch": [], "ours": []}
+def compare(call: Callable[[], object], device: str, count: int, arms: tuple[str, ...] = ARMS) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(3):
         for name, times in found.items():
             with arm(name):
@@ -124,7 +128,7 @@ def measure_decoding(model: nn.Module) -> dict[str, float]:
     model.set_attn_implementation("sdpa")  # eager attention copies its mask from the host
     cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
     tokens, position = torch.full((16, 1), 5, device="cuda"), torch.tensor([512], device="cuda")
-    found: dict[str, list[float]] = {"torch": [], "ours": []}
+    found: dict[str, list[float]] = {name: [] for name in (*ARMS, "decoding")}
     graphs = {}
     with torch.no_grad():
         for name in found:
@@ -161,7 +165,8 @@ def measure_attention(device: str, is_large: bool, count: int) -> list[dict]:
                 query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True
             )
 
-        row = {"queries": list(query.shape), "keys": list(key.shape), **compare(attend, device, count)}
+        arms = ARMS if queries > 1 or device == "cpu" else (*ARMS, "decoding")
+        row = {"queries": list(query.shape), "keys": list(key.shape), **compare(attend, device, count, arms)}
         rows.append(row)
         print(row, flush=True)
     return rows

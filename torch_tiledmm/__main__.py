@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = commands.add_parser("run", help="runs a program whose products are computed by this package")
     run.add_argument("--algorithm", default="auto", help="of each product that it serves (default: auto)")
     run.add_argument("--devices", nargs="+", choices=mode.DEVICES, default=list(mode.DEVICES))
-    run.add_argument("--cover", nargs="+", choices=mode.COVER, default=list(mode.COVER), help="default: all of it")
+    run.add_argument(
+        "--cover", nargs="+", choices=mode.COVER + mode.ON_REQUEST, default=list(mode.COVER), help="default: all of it"
+    )
     run.add_argument(
         "--report", action="store_true", help="prints at the end, to stderr, what was computed and by what"
     )

@@ -47,7 +47,7 @@ struct Group {
 constexpr Group kGroups[] = {
     {"products", products, true, true},      {"functions", functions, true, false},
     {"reductions", reductions, false, true}, {"attention", attention, true, true},
-    {"watched", watched, true, true},
+    {"decoding", decoding, false, true},     {"watched", watched, true, true},
 };
 
 // torch warns once in a process that an operator is overridden, which is what the user has asked for.

@@ -56,13 +56,15 @@ struct Override;
 struct Row {
   const char* name;
   torch::CppFunction (*kernel)(Override& own);
-  // functions(): the form that writes its last argument; attention(): what computes it; watched(): why the operator is.
+  // functions(): the form that writes its last argument; attention() and decoding(): what computes it; watched(): why
+  // the operator is.
   const char* detail = nullptr;
 };
 const std::vector<Row>& products();    // mode_products.cpp
 const std::vector<Row>& functions();   // mode_functions.cpp: of each element, on the CPU
 const std::vector<Row>& reductions();  // mode_reductions.cpp: on GPUs
 const std::vector<Row>& attention();   // mode_attention.cpp
+const std::vector<Row>& decoding();    // mode_attention.cpp: on GPUs
 const std::vector<Row>& watched();     // mode.cpp: torch's own, which are counted
 
 // What stands for one operator at one dispatch key.

@@ -1,20 +1,30 @@
 // The mode's attention: torch's own kernels, called in the way whose bits depend neither on the batch nor on chance.
+#include <ATen/ops/_safe_softmax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
 
+#include <cmath>
+
+#include "torch/matmul.h"
 #include "torch/mode.h"
 
 namespace tiledmm::mode {
 namespace {
+
+// The argument of a boxed call by its name.
+c10::IValue& argument_of(const c10::OperatorHandle& op, torch::jit::Stack& stack, const char* name) {
+  const std::optional<int> idx = op.schema().argumentIndexWithName(name);
+  TORCH_CHECK(idx, "tiledmm: ", op.operator_name(), " has no ", name);
+  return stack.at(stack.size() - op.schema().arguments().size() + size_t(*idx));
+}
 
 // Left to itself the gradient's kernel shares out keys where a batch is small, and adds up the parts in any order.
 struct KeepKeysTogether : c10::OperatorKernel {
   explicit KeepKeysTogether(Override& own) : own(own) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const c10::FunctionSchema& schema = op.schema();
-    const std::optional<int> idx = schema.argumentIndexWithName("num_splits_key");
-    TORCH_CHECK(idx, "tiledmm: ", op.operator_name(), " has no num_splits_key");
-    c10::IValue& num_splits = stack->at(stack->size() - schema.arguments().size() + size_t(*idx));
+    c10::IValue& num_splits = argument_of(op, *stack, "num_splits_key");
     if (num_splits.isNone()) num_splits = int64_t(1);
     own.served.count(own.row.detail);
     own.call(*stack);
@@ -48,12 +58,7 @@ struct ShareNoHeads : c10::OperatorKernel {
   explicit ShareNoHeads(Override& own) : own(own) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const size_t num_arguments = op.schema().arguments().size();
-    const auto argument = [&](const char* name) -> const c10::IValue& {
-      const std::optional<int> idx = op.schema().argumentIndexWithName(name);
-      TORCH_CHECK(idx, "tiledmm: ", op.operator_name(), " has no ", name);
-      return stack->at(stack->size() - num_arguments + size_t(*idx));
-    };
+    const auto argument = [&](const char* name) { return argument_of(op, *stack, name); };
     const at::Tensor query = argument("query").toTensor(), key = argument("key").toTensor(),
                      value = argument("value").toTensor();
     const bool is_grouped = argument("enable_gqa").toBool() && !argument("dropout_mask").isTensor() &&
@@ -65,8 +70,35 @@ struct ShareNoHeads : c10::OperatorKernel {
     const at::Tensor out = attend_in_groups(query, key, value, argument("attn_mask").toOptional<at::Tensor>(),
                                             argument("dropout_p").toDouble(), argument("is_causal").toBool(),
                                             argument("scale").toOptional<double>());
-    torch::jit::drop(*stack, num_arguments);
+    torch::jit::drop(*stack, op.schema().arguments().size());
     torch::jit::push(*stack, out, at::Tensor());  // nobody has the scores
+  }
+
+  Override& own;
+};
+
+// Attention of few queries by two products, which share out the keys where a block of torch's kernel takes all keys of
+// a head by itself.
+struct AttendByProducts : c10::OperatorKernel {
+  explicit AttendByProducts(Override& own) : own(own) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    constexpr int64_t kMostQueries = 16;
+    const auto argument = [&](const char* name) { return argument_of(op, *stack, name); };
+    const at::Tensor query = argument("query").toTensor(), key = argument("key").toTensor();
+    const bool is_inference = !argument("compute_log_sumexp").toBool() && argument("dropout_p").toDouble() == 0;
+    if (!is_inference || argument("is_causal").toBool() || query.size(2) > kMostQueries) return own.call(*stack);
+    own.served.count(own.row.detail);
+    const double scale = argument("scale").toOptional<double>().value_or(1 / std::sqrt(double(query.size(3))));
+    at::Tensor scores = matmul_op().call(query, key.mT(), "auto", at::kFloat).mul_(scale);
+    const auto bias = argument("attn_bias").toOptional<at::Tensor>();
+    scores = bias ? at::_safe_softmax(scores.add_(*bias), -1) : at::softmax(scores, -1);
+    const at::Tensor out =
+        matmul_op().call(scores.to(query.scalar_type()), argument("value").toTensor(), "auto", std::nullopt);
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    // No logarithms of sums, which gradients need, and no state of a dropout.
+    torch::jit::push(*stack, out, at::empty({query.size(0), query.size(1), 0}, query.options().dtype(at::kFloat)),
+                     at::empty({}, at::kLong), at::empty({}, at::kLong));
   }
 
   Override& own;
@@ -78,6 +110,13 @@ const std::vector<Row>& attention() {
   static const std::vector<Row> rows = {
       {"_efficient_attention_backward", boxed<KeepKeysTogether>, "torch's kernel, keys in one part"},
       {"_scaled_dot_product_attention_math", boxed<ShareNoHeads>, "torch's kernel for heads that share none"},
+  };
+  return rows;
+}
+
+const std::vector<Row>& decoding() {
+  static const std::vector<Row> rows = {
+      {"_scaled_dot_product_efficient_attention", boxed<AttendByProducts>, "products"},
   };
   return rows;
 }

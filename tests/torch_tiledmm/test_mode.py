@@ -646,6 +646,36 @@ def test_attention_of_one_query_has_the_bits_of_many(device, dtype):
         assert ("bmm" in served()) == (device == "cpu")  # a GPU has efficient attention
 
 
+@pytest.mark.skipif(not HAS_GPU, reason="decoding is a GPU's")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_decoding(dtype):
+    """Few queries by products where that is asked for: values against math in fp64, rows alone, all keys hidden."""
+    query = torch.randn(3, 8, 1, 64).to("cuda", dtype)
+    key, value = (torch.randn(3, 2, 2048, 64).to("cuda", dtype) for _ in range(2))
+    mask = torch.rand(3, 1, 1, 2048, device="cuda") < 0.7
+    mask[1] = False
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        exact = F.scaled_dot_product_attention(
+            query.double(), key.double(), value.double(), attn_mask=mask, enable_gqa=True
+        )
+    with torch_tiledmm.enabled(cover=[*mode.COVER, "decoding"]):
+        whole = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        part = F.scaled_dot_product_attention(query[:1], key[:1], value[:1], attn_mask=mask[:1], enable_gqa=True)
+        assert torch.equal(part, whole[:1])
+        assert served()["_scaled_dot_product_efficient_attention"] == 2
+        F.scaled_dot_product_attention(query, key.repeat_interleave(4, 1), value.repeat_interleave(4, 1))
+        assert served()["_scaled_dot_product_efficient_attention"] == 3
+        many = torch.randn(3, 2, 17, 64, device="cuda", dtype=dtype)
+        F.scaled_dot_product_attention(many, key, value)
+        grad = torch.autograd.grad(
+            F.scaled_dot_product_attention(query.requires_grad_(), key, value, enable_gqa=True).sum(), query
+        )
+        assert grad[0].isfinite().all() and served()["_scaled_dot_product_efficient_attention"] == 3
+    assert not whole[1].any()
+    bound = 4 * torch.finfo(dtype).eps + 2048 * torch.finfo(torch.float32).eps
+    assert ((whole.double() - exact).abs() <= bound * value.abs().max()).all()
+
+
 def test_report():
     a, b = operands(torch.float32)
     with torch_tiledmm.enabled(cover=["products"]):
