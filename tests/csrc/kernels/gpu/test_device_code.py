@@ -42,7 +42,7 @@ LIKE_OTHERS = (
     *(f"simt_pipelined/instances.{i}" for i in (1, 2)),  # the last one has kernels for groups
     *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5)),
 )
-WGMMA = "launch_kernel_of<Config<T, C, M, N, {}, {}, false, CLUSTERS>, SHARES>(task)"
+WGMMA = "launch_kernel_of<ConfigOf<T, C, TILE, {}, {}, CLUSTERS>, SHARES>(task)"
 # For sm_90a: file, text, what takes its place.
 EDITS_FOR_HOPPER = [
     ("platform/element.h", "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n", ""),
