@@ -57,9 +57,7 @@ constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
 }
 
 // Whether consumers may take turns: threads have no registers for chunks, and batches and short k gain nothing.
-constexpr bool may_take_turns(const GemmTask& p) {
-  return p.chunk_k >= p.k && p.batch == 1 && p.k >= 4 * kWgmmaBlockK;
-}
+constexpr bool may_take_turns(const GemmTask& p) { return p.chunk_k >= p.k && p.batch == 1 && p.k >= 4 * kWgmmaBlockK; }
 
 // Whether chunks may be computed side by side: their sums fit.
 constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch) {
