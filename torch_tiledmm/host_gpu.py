@@ -58,7 +58,7 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         *[(name, _Scales) for name in ("scale_a", "scale_b")],
         ("grouping", ctypes.c_int32),
         ("group_ends", ctypes.c_void_p),
-        ("gated_b", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in ("gated_b", "gated_bias")],
     ]
 
     def __init__(self, **fields: Any) -> None:

@@ -25,8 +25,9 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed shared_tile = 2.3, split = 2.5, split_cluster = 0.03;  // sums in a cluster, by a kernel; its clusters' gain
   Fixed order = 0.01, overlap = 0.1;  // more rows of tiles than columns; of the shorter of two times
   Fixed repack = 2.5, repacked_chunks = 2.5, repacked_k_tile = 0.3, readers = 32;  // operands that are copied first
-  Fixed stored = 3e-7;                       // of each element of C that threads store
-  Fixed turn = 0.05, turn_element = 6.4e-5;  // where consumers take turns: of a turn; of an element that one stores
+  Fixed stored = 3e-7;  // of each element of C that threads store
+  // Where consumers take turns: of a turn, twice if C is stored transposed; of an element that one of them stores.
+  Fixed turn = 0.05, turn_element = 1.1e-4;
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.

@@ -4,7 +4,7 @@
 
 namespace tiledmm::cuda {
 
-constexpr int kNumInstances = 20;
+constexpr int kNumInstances = 18;
 static_assert(kNumInstances == std::size(kWgmmaInstances));
 template const char* launch_instance<TILEDMM_INSTANCE>(const Task&);
 

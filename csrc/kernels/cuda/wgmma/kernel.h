@@ -189,11 +189,8 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (Cfg::kRowBlocks == 2) forget_registers(acc.c_below);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + (Cfg::kTakesTurns ? 0 : consumer * 64), thread_row = row + first_row_of_thread<Cfg>();
-  TileBias<BiasElement<Cfg>> bias{}, bias_below{};
-  if constexpr (!Cfg::kIsPlain) {
-    bias = load_bias<Cfg>(args, at.col, thread_row, Cfg::kRowStep);
-    if constexpr (Cfg::kRowBlocks == 2) bias_below = load_bias<Cfg>(args, at.col, thread_row + 64, Cfg::kRowStep);
-  }
+  TileBias<BiasElement<Cfg>> bias{};
+  if constexpr (!Cfg::kIsPlain) bias = load_bias<Cfg>(args, at.col, thread_row, Cfg::kRowStep);
   if constexpr (Cfg::kIsScaled)
     Cfg::template multiply_scaled<Piece>(acc.c, args, first_stage, shared, ring, consumer, at);
   else if constexpr (Cfg::kSumsChunks)
@@ -203,14 +200,16 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (SUMS_ROWS) {
     if (at.col == 0) store_row_sums<T>(acc.total_of_rows, args, at, row);
   }
-  // One copy of the code serves both row blocks.
+  // One copy of the code serves both row blocks. The second one's bias is fetched while the first one is stored.
 #pragma unroll 1
   for (int block = 0; block < Cfg::kRowBlocks; ++block) {
-    store_row_block<Cfg, Piece>(acc.c, bias, map_c, args, shared, consumer, at, row + block * 64, num_stores);
+    const TileBias<BiasElement<Cfg>> own_bias = bias;
+    if constexpr (Cfg::kRowBlocks == 2 && !Cfg::kIsPlain)
+      bias = load_bias<Cfg>(args, at.col, thread_row + 64, Cfg::kRowStep);
+    store_row_block<Cfg, Piece>(acc.c, own_bias, map_c, args, shared, consumer, at, row + block * 64, num_stores);
     if constexpr (Cfg::kRowBlocks == 2) {
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = acc.c_below[i];
-      bias = bias_below;
     }
   }
 }

@@ -29,9 +29,8 @@ struct TileShape {
   bool takes_turns = false;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 208}, {128, 192},       {128, 176},       {128, 168},       {128, 160},
-    {128, 128}, {64, 256},  {64, 192},  {64, 160},        {64, 128},        {64, 96},         {64, 64},
-    {64, 32},   {192, 192}, {192, 96},  {128, 192, true}, {128, 160, true}, {128, 128, true},
+    {128, 256}, {128, 224}, {128, 208}, {128, 192}, {128, 176}, {128, 168}, {128, 160}, {128, 128}, {64, 256},
+    {64, 192},  {64, 160},  {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 96},  {128, 192, true},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -56,6 +55,9 @@ constexpr int64_t copied_ld(DType dtype, int64_t inner) {
 constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
   return !shape.takes_turns && shape.block_n <= (shape.block_m < 192 ? 192 : sums_rows ? 96 : 128);
 }
+
+// Whether consumers may take turns: threads have no registers for chunks, and batches and short k gain nothing.
+constexpr bool may_take_turns(const GemmTask& p) { return p.chunk_k >= p.k && p.batch == 1 && p.k >= 4 * kWgmmaBlockK; }
 
 // Whether chunks may be computed side by side: their sums fit.
 constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch) {
@@ -254,7 +256,10 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     const double summed = p.sums_rows ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
     const double products =
         num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves);
-    if (tile.takes_turns) return std::max(products + costs.turn, (products + epilogue_of_turn(costs, tile)) / 2);
+    if (tile.takes_turns) {
+      const double turn = plan.is_exchanged ? 2 * costs.turn : costs.turn.value;
+      return std::max(products + turn, (products + epilogue_of_turn(costs, tile)) / 2);
+    }
     return products + costs.tile + area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
   const int64_t rest = num_tiles % at_once;
@@ -415,7 +420,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
-    if (is_chunked && shape.takes_turns) continue;
+    if (shape.takes_turns && !may_take_turns(p)) continue;
     if ((p.sums_rows && !sums_rows(shape)) || (p.is_wide && !has_wide_result(shape))) continue;
     if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
     plan = {i, shape, false, false, 0, 0, is_exchanged, 0};

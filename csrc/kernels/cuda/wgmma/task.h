@@ -26,11 +26,11 @@ constexpr int64_t ld_partial(int64_t n, bool sums_rows = false) { return round_u
 
 // The tiles that are compiled together, of kTileShapes and of kTf32TileShapes; the slowest first.
 inline constexpr Instance kWgmmaInstances[] = {
-    {DType::bf16, 17, 20},     {DType::f16, 17, 20},     {DType::bf16, 2, 6},        {DType::f16, 2, 6},
-    {DType::bf16, 0, 2},       {DType::f16, 0, 2},       {DType::bf16, 15, 17},      {DType::f16, 15, 17},
-    {DType::bf16, 8, 12},      {DType::f16, 8, 12},      {DType::f32, 0, 2},         {DType::bf16, 6, 8},
-    {DType::f16, 6, 8},        {DType::f32, 2, 6},       {DType::bf16, 12, 15},      {DType::f16, 12, 15},
-    {DType::bf16, 0, 8, true}, {DType::f16, 0, 8, true}, {DType::bf16, 8, 20, true}, {DType::f16, 8, 20, true}};
+    {DType::bf16, 2, 6},        {DType::f16, 2, 6},       {DType::bf16, 0, 2},       {DType::f16, 0, 2},
+    {DType::bf16, 15, 18},      {DType::f16, 15, 18},     {DType::bf16, 8, 12},      {DType::f16, 8, 12},
+    {DType::f32, 0, 2},         {DType::bf16, 6, 8},      {DType::f16, 6, 8},        {DType::f32, 2, 6},
+    {DType::bf16, 12, 15},      {DType::f16, 12, 15},     {DType::bf16, 0, 8, true}, {DType::f16, 0, 8, true},
+    {DType::bf16, 8, 18, true}, {DType::f16, 8, 18, true}};
 static_assert(hold_all(kWgmmaInstances, DType::bf16, kNumTileShapes) &&
               hold_all(kWgmmaInstances, DType::f16, kNumTileShapes) &&
               hold_all(kWgmmaInstances, DType::bf16, kNumTileShapes, true) &&

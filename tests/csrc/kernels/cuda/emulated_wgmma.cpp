@@ -316,18 +316,17 @@ constexpr Case kCases[] = {
      .bias = 'x',
      .activation = Activation::silu},
     // Consumers that take tiles in turns: five of one block, four of another; the last ones begin early.
-    {.tile = {128, 160, true}, .m = 300, .n = 330, .k = 130, .bias = 'm', .activation = Activation::gelu, .num_sms = 2},
-    // Clusters of them, three tiles for a block, a narrow last box; a tile for a block, nothing for its second
-    // consumer.
-    {.tile = {128, 160, true},
+    {.tile = {128, 192, true}, .m = 300, .n = 390, .k = 264, .bias = 'm', .activation = Activation::gelu, .num_sms = 2},
+    // Clusters of them, three tiles for a block; a tile for a block, nothing for its second consumer.
+    {.tile = {128, 192, true},
      .m = 300,
-     .n = 328,
+     .n = 392,
      .k = 456,
      .is_a_along_m = true,
      .is_b_along_n = true,
      .cluster_m = 1,
      .num_sms = 4},
-    {.tile = {128, 160, true}, .m = 130, .n = 160, .k = 520, .is_a_along_m = true, .is_b_along_n = true},
+    {.tile = {128, 192, true}, .m = 130, .n = 192, .k = 520, .is_a_along_m = true, .is_b_along_n = true},
 };
 
 // Whether the launcher takes a plain kernel.

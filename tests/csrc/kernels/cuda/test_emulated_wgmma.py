@@ -21,7 +21,7 @@ RUNG = "kernels/cuda/wgmma/"
 # Numbers of dtypes, and in kTileShapes or kTf32TileShapes; whether C has fp32 and the operands 16 bits.
 F32, F16, BF16 = 0, 2, 3
 WIDE_TILES = (0, 3, 7, 11, 13, 14)
-KERNELS = [(F32, tile, 0) for tile in range(6)] + [(dtype, tile, 0) for dtype in (F16, BF16) for tile in range(20)]
+KERNELS = [(F32, tile, 0) for tile in range(6)] + [(dtype, tile, 0) for dtype in (F16, BF16) for tile in range(18)]
 KERNELS += [(dtype, tile, 1) for dtype in (F16, BF16) for tile in WIDE_TILES]
 KERNELS = KERNELS if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else []
 
@@ -753,8 +753,8 @@ MUTANTS = {
     ),
     "turns: rows below have the bias of those above": (
         "kernel.h",
-        "bias = bias_below;",
-        "if (!{on}) bias = bias_below;",
+        "thread_row + 64, Cfg::kRowStep);",
+        "thread_row + ({on} ? 0 : 64), Cfg::kRowStep);",
         TURNS,
     ),
     # wgmma_single.

@@ -42,7 +42,7 @@ LIKE_OTHERS = (
     *(f"simt_pipelined/instances.{i}" for i in (1, 2)),  # the last one has kernels for groups
     *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5)),
 )
-WGMMA = "launch_kernel_of<Config<T, C, M, N, {}, {}, false, CLUSTERS>, SHARES>(task)"
+WGMMA = "launch_kernel_of<ConfigOf<T, C, TILE, {}, {}, CLUSTERS>, SHARES>(task)"
 # For sm_90a: file, text, what takes its place.
 EDITS_FOR_HOPPER = [
     ("platform/element.h", "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n", ""),
@@ -272,7 +272,8 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
-        # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
+        # that sum rows keep numbers in memory from before their consumers get more registers, and read them once. Where
+        # consumers take turns, they keep numbers of a tile beside the sums of 128 rows.
         # quantize spills one address on sm_80, of a view across k with an activation.
         # wgmma_fp8's with factors of blocks keep up to 14 numbers beside sums and totals: two stages in one piece of
         # code are faster than one without them (docs/worklog/fp8.md).
@@ -283,7 +284,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
             "04": 148,
             "mma_async": 448,
             "wgmma/fp8": 64,
-            "wgmma/": 12,
+            "wgmma/": 40,
             "wgmma_split": 24,
             "quantize": 4,
         }
