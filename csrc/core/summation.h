@@ -26,23 +26,23 @@ constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
 }
 
 // By matrix instructions in 16 bits, and in tf32, whose k tiles hold half as many elements: as many chunks as give the
-// multiprocessors work if there are few rows, and no more of long k, since sums on their way cost memory's time: of a
-// narrow C 5120 / n, of a wider one four, or 4096 / n if that is more. Tiles that sum chunks are 192 columns wide at
-// most, which costs many rows 2 to 12 %: not where k is shorter than 5 n, 8 n where C is wide. For any n where one
-// chain's error would exceed that of cuBLAS, which splits k.
+// multiprocessors work if there are few rows, and no more, since sums on their way cost memory's time: of a narrow C
+// 5120 / n, of a wider one 4096 / n, and 8192 / n where k is long and sums are few beside the operands. Tiles that sum
+// chunks are 192 columns wide at most, which costs many rows 2 to 12 %: not where k is shorter than 5 n. For any n
+// where one chain's error would exceed that of cuBLAS, which splits k.
 constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
-  constexpr int64_t kNarrowN = 256, kNarrowChunks = 5120, kMiddleN = 2048, kWideN = 4096;
-  constexpr int64_t kMinChunks = 4, kMaxChunks = 8, kMaxChunk = 1 << 15, kLongK = 1 << 17, kMaxChunkOfLongK = 1 << 14;
+  constexpr int64_t kNarrowN = 256, kNarrowChunks = 5120, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 15,
+                    kVeryLongK = 1 << 17, kMaxChunkOfVeryLongK = 1 << 14;
   const int64_t min_chunk = (is_tf32 ? 2 : 4) * kChunkUnit;
   int64_t chunk = max_of(k, 1);
   if (k >= 4 * min_chunk && n <= kNarrowN) {
     const int64_t wanted = ceil_div(k, kNarrowChunks / max_of(n, 1));
     chunk = k < 32 * kChunkUnit ? min_chunk : round_up(max_of(wanted, 4 * kChunkUnit), kChunkUnit);
-  } else if (k >= 4 * min_chunk && n <= kWideN && k >= (n <= kMiddleN ? 5 : 8) * n / (is_tf32 ? 2 : 1)) {
-    const int64_t wanted = min_of(min_of(max_of(kWideN / n, kMinChunks), k / min_chunk), kMaxChunks);
-    return round_up(ceil_div(k, max_of(wanted, ceil_div(k, kMaxChunk))), kChunkUnit);
+  } else if (k >= 4 * min_chunk && n <= kWideN && k >= (is_tf32 ? 5 * n / 2 : 5 * n)) {
+    const int64_t columns = (k < kLongK ? 2 : 4) * kWideN;
+    chunk = round_up(ceil_div(k, min_of(min_of(columns / n, k / min_chunk), kMaxChunks)), kChunkUnit);
   }
-  return k >= kLongK ? min_of(chunk, kMaxChunkOfLongK) : chunk;
+  return k >= kVeryLongK ? min_of(chunk, kMaxChunkOfVeryLongK) : chunk;
 }
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the

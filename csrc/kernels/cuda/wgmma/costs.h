@@ -12,7 +12,7 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed ramp = 2;                                    // which takes so long at most
   MemoryRate repacked = 3e6;                         // operands that are copied first
   MemoryRate strips_16 = 6e6, strips = 8e6;          // rows along k for strips, aligned to 16 bytes; to more
-  MemoryRate sums = 0.25e6;                          // elements per us of the chunks' sums
+  MemoryRate sums = 0.6e6;                           // elements per us of the chunks' sums
   Fixed start = 5, tile = 0.8, element = 3.2e-5;     // of a call, of a tile, of an element of it
   Fixed chunk = 0.4, tail = 0.4;                     // of adding a chunk to a total; of halved tiles at the end
   // Nanoseconds of the copy of a row of 128 bytes, and for each block that copies, by alignment; more for small tiles.
@@ -25,7 +25,8 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed shared_tile = 2.3, split = 2.5, split_cluster = 0.03;  // sums in a cluster, by a kernel; its clusters' gain
   Fixed order = 0.01, overlap = 0.1;  // more rows of tiles than columns; of the shorter of two times
   Fixed repack = 2.5, repacked_chunks = 2.5, repacked_k_tile = 0.3, readers = 32;  // operands that are copied first
-  Fixed stored = 3e-7;  // of each element of C that threads store
+  Fixed stored = 3e-7;             // of each element of C that threads store
+  Mma16Time split_k_tile = 23e-6;  // of an element of a k tile at least, where chunks are side by side
   // Where consumers take turns: of a turn, twice if C is stored transposed; of an element that one of them stores.
   Fixed turn = 0.05, turn_element = 1.1e-4;
 };
@@ -43,7 +44,7 @@ inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
     {90, {0.07559, 1.698e-5, 3.005e6, 3.316e6, 4.739e6, 4.014,   2.062e6, 6e6,      8e6,    2.5e5,    5.97,
           0.8264,  3.814e-5, 0.4,     0.4161,  1.316,   0.00836, 0.8877,  0.007413, 0.8036, 0.004698, 0.9708,
           3.488e5, 1.001e5,  0.6,     0.8,     0.3,     0.1,     0.06,    0.03404,  0.1046, 2.3,      2.5,
-          0.03,    0.009982, 0.1497,  2.534,   2.5,     0.3,     32,      6.607e-7}}};
+          0.03,    0.009982, 0.1497,  2.534,   2.5,     0.3,     32,      6.607e-7, 0}}};
 
 // Beside a B of 8 bits that is widened on its way. H200, 1,536 plans of 64 products: what it picks takes 2 % longer
 // than the best plan.

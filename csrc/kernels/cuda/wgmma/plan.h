@@ -268,6 +268,12 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + costs.tail;
   else if (rest)
     tiles += wave(shape, rest);
+  // Tiles of chunks keep all multiprocessors at work, whose clocks power then limits. Tiles of whole k that take their
+  // place have fewer of them.
+  if (plan.splits_chunks) {
+    const double area = double(shape.block_m) * shape.block_n * double(num_tiles << log_cluster);
+    tiles = std::max(tiles, costs.split_k_tile * num_k_tiles * area / num_sms);
+  }
   if (shape.takes_turns) tiles += epilogue_of_turn(costs, shape);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);

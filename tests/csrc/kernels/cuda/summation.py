@@ -7,10 +7,10 @@ def count_chunks(n, k, is_tf32=False):
     chunk_k = max(k, 1)
     if k >= 4 * least:
         if n <= 256:
-            chunk_k = least if k < 8192 else 1024
-        elif n <= 4096 and k >= (5 if n <= 2048 else 8) * n // (2 if is_tf32 else 1):
-            chunks = max(min(max(4096 // n, 4), k // least, 8), -(-k // 2**15))
-            return -(-k // (-(-k // chunks // 256) * 256))
+            chunk_k = least if k < 8192 else max(-(-k // (5120 // max(n, 1)) // 256) * 256, 1024)
+        elif n <= 2048 and k >= 5 * n // (2 if is_tf32 else 1):
+            chunks = min((4096 if k < 1 << 15 else 8192) // n, k // least, 8)
+            chunk_k = -(-k // chunks // 256) * 256
     if k >= 1 << 17:
         chunk_k = min(chunk_k, 1 << 14)
     return -(-k // chunk_k)

@@ -33,9 +33,9 @@ int main() {
     from.other_us = 0;
     for_each_tile_plan(from, 132, search);
     const TilePlan& plan = best.as<WgmmaPlan>().tiles;
-    std::printf("%d %d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n,
+    std::printf("%d %d %d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n,
                 int(plan.splits_chunks), int(sums_chunks(plan.shape, needs_row_sums)), int(sums_rows(plan.shape)),
-                int(plan.shares_tiles), plan.cluster_m, plan.cluster_n, int(plan.is_exchanged), best.cost_us,
-                whole.cost_us);
+                int(plan.shares_tiles), plan.cluster_m, plan.cluster_n, int(plan.is_exchanged),
+                int(ceil_div(k, folded.chunk_k)), best.cost_us, whole.cost_us);
   }
 }
