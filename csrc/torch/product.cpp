@@ -200,7 +200,7 @@ bool is_mixed(const Tensor& a, const Tensor& b, int32_t algorithm) {
 }
 
 bool repay_terms(DType a, DType b, int64_t n, int64_t k, c10::Device device) {
-  constexpr int64_t kManyColumns = 256, kManyColumnsOfMixed = 64;  // on an H100 and an H200 fewer of them do not
+  constexpr int64_t kManyColumns = 256, kManyColumnsOfMixed = 128;  // on an H100 and an H200 fewer of them do not
   if (n < (a == b ? kManyColumns : kManyColumnsOfMixed)) return false;
   GemmProblem smallest{};
   smallest.set_dtypes(DType::f32);

@@ -30,6 +30,7 @@ enum class SplitLate : int8_t { none, a, b };
 
 // What is chosen for a product whose k is one group; all else follows from it and the product.
 struct SplitChoice {
+  bool is_late;         // whether an operand is split after the load
   int8_t cluster;       // blocks that share a tile of what is split after the load
   bool has_pairs;       // of blocks, of which each fetches half of B for both
   int64_t whole_tiles;  // the first ones, of all of k; of the others each chunk is a unit of work
@@ -62,8 +63,8 @@ struct SplitWork : SplitChoice {
   }
 };
 
-// The larger operand where the other one has few rows. What has 16 bits is split before: its one term takes no more
-// memory than itself.
+// The operand that may be split after the load: the larger one where the other has few rows. What has 16 bits is split
+// before: its one term takes no more memory than itself.
 constexpr SplitLate split_late(const GemmProblem& p) {
   if (p.n <= kFewRows && p.m > p.n && p.dtype_a == DType::f32) return SplitLate::a;
   return p.m <= kFewRows && p.dtype_b == DType::f32 ? SplitLate::b : SplitLate::none;
@@ -86,10 +87,10 @@ inline double share_out_chunks(const SplitCosts& costs, SplitWork& plan, int num
   SplitWork other = plan;
   other.whole_tiles = plan.num_tiles / places * places;
   if (other.sum_bytes() > kMaxSumBytes) return best;
-  const double rate = other.sum_bytes() > kCachedSumBytes ? costs.split : costs.sums;
+  const int64_t cached = min_of(other.sum_bytes(), kCachedSumBytes), others = other.sum_bytes() - cached;
   const double us = rounds_us(other.whole_tiles, blocks_k) +
                     rounds_us(other.num_units() - other.whole_tiles, blocks_k / double(plan.a.num_chunks())) +
-                    double(other.sum_bytes()) * 2 / rate + costs.addition;
+                    double(cached) * 2 / costs.sums + double(others) * 2 / costs.split + costs.addition;
   if (us < best) best = us, plan = other;
   return best;
 }
@@ -107,7 +108,13 @@ constexpr int8_t few_cluster(int64_t rows, int64_t tiles, int64_t chunks, int nu
 // What follows from a choice.
 inline SplitWork lay_out(const FoldedProblem& problem, const SplitChoice& choice) {
   const GemmProblem& p = problem.gemm;
-  SplitWork work{choice, split_late(p), ceil_div(p.m, kSplitBlock), ceil_div(p.n, kSplitBlock), 0, {}, {}};
+  SplitWork work{choice,
+                 choice.is_late ? split_late(p) : SplitLate::none,
+                 ceil_div(p.m, kSplitBlock),
+                 ceil_div(p.n, kSplitBlock),
+                 0,
+                 {},
+                 {}};
   if (choice.has_pairs) work.tiles_m = ceil_div(work.tiles_m, 2);
   work.num_tiles = problem.batch_size * work.tiles_m * work.tiles_n;
   lay_out_operands(work, problem);
@@ -116,30 +123,48 @@ inline SplitWork lay_out(const FoldedProblem& problem, const SplitChoice& choice
   return work;
 }
 
-// The choice for a product and the microseconds of a whole call: memory traffic of the split, tiles of three products,
-// or what is split late read once, launches. An estimate.
-inline SplitChoice choose_split(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
+// Choices for a product and the microseconds of a whole call, which are estimates. Tiles: memory traffic of the split,
+// products, launches.
+inline SplitChoice choose_tiles(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
   SplitWork work = lay_out(problem, {});
-  if (work.late != SplitLate::none) {
-    const SplitLayout& large = work.late == SplitLate::a ? work.a : work.b;
-    const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
-    work.cluster = few_cluster(work.few().rows, tiles, large.num_chunks(), num_sms);
-    const double blocks_k = double(ceil_div(large.num_blocks(), work.cluster));
-    const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / costs.few;
-    cost_us = costs.few_start + max_of(copies, blocks_k * costs.few_block);
-  } else {
-    const int64_t pairs = ceil_div(work.tiles_m, 2) * work.tiles_n * problem.batch_size;
-    const int64_t rounds = ceil_div(work.num_tiles, num_sms);
-    work.has_pairs = work.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
-    work = lay_out(problem, work);
-    cost_us = costs.start + double(work.a.bytes() + work.b.bytes()) * 2 / costs.split +
-              share_out_chunks(costs, work, num_sms);
-    const int cluster = work.has_pairs ? 2 : 1;
-    work.num_blocks = int(min_of(work.num_units(), num_sms / cluster)) * cluster;
-    const int64_t groups = num_square_groups(work.tiles_m * cluster, work.num_blocks, kSplitBlock, kSplitBlock);
-    work.group_m = int(ceil_div(work.tiles_m, groups));
-  }
+  const int64_t pairs = ceil_div(work.tiles_m, 2) * work.tiles_n * problem.batch_size;
+  const int64_t rounds = ceil_div(work.num_tiles, num_sms);
+  work.has_pairs = work.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
+  work = lay_out(problem, work);
+  cost_us =
+      costs.start + double(work.a.bytes() + work.b.bytes()) * 2 / costs.split + share_out_chunks(costs, work, num_sms);
+  const int cluster = work.has_pairs ? 2 : 1;
+  work.num_blocks = int(min_of(work.num_units(), num_sms / cluster)) * cluster;
+  const int64_t groups = num_square_groups(work.tiles_m * cluster, work.num_blocks, kSplitBlock, kSplitBlock);
+  work.group_m = int(ceil_div(work.tiles_m, groups));
   return work;
+}
+
+// Few rows: what is split late is read once, while each block of the chip takes its blocks of k one after the other.
+inline SplitChoice choose_late(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
+  SplitChoice choice{};
+  choice.is_late = true;
+  SplitWork work = lay_out(problem, choice);
+  const SplitLayout& large = work.late == SplitLate::a ? work.a : work.b;
+  const int64_t rows = work.few().rows, tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
+  work.cluster = few_cluster(rows, tiles, large.num_chunks(), num_sms);
+  const int64_t rounds = ceil_div(tiles * work.cluster, few_blocks_of_sm(rows) * int64_t(num_sms));
+  const double block_us = costs.few_block + costs.few_row * few_width(rows);
+  const double blocks_us = double(rounds * ceil_div(large.num_blocks(), work.cluster)) * block_us;
+  const double copies_us = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / costs.few;
+  cost_us = costs.few_start + (copies_us > blocks_us ? copies_us : blocks_us);
+  return work;
+}
+
+// The faster one.
+inline SplitChoice choose_split(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
+  const SplitChoice tiles = choose_tiles(costs, problem, num_sms, cost_us);
+  if (split_late(problem.gemm) == SplitLate::none) return tiles;
+  double late_us;
+  const SplitChoice late = choose_late(costs, problem, num_sms, late_us);
+  if (late_us > cost_us) return tiles;
+  cost_us = late_us;
+  return late;
 }
 
 // The plan of a problem and its microseconds.

@@ -39,10 +39,11 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", std::to_string(own.a.num_terms + own.b.num_terms - 1) + " products in fp16");
   fields.add("one_product_within", "9.1*2^-24");  // of it; docs/numerics.md
-  if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "A" : "B");
+  const bool is_late = own.late != SplitLate::none;
+  if (is_late) fields.add("split_after_load", own.late == SplitLate::a ? "A" : "B");
   fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
   fields.add("chunks", ceil_div(problem.gemm.k, kSplitChunkK));
-  if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
+  if (!is_late && own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
 }
 
 }  // namespace

@@ -19,18 +19,30 @@ __device__ __forceinline__ void split_few(const GemmProblem& p, int chunk, uint3
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < p.m; row += THREADS / 32) {
     int64_t from = row * p.stride_am + first_k * p.stride_ak;
+    // Bits are loaded first and converted after, so that all loads are on their way at the same time.
+    uint32_t bits[2 * kBlocks];
     float values[2 * kBlocks];
-    const auto load_values = [&](const auto& load) {
+    const auto load_bits = [&](const auto* a) {
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
-        values[i] = i / 2 * kSplitBlockK + i % 2 < rest_k ? load(from) : 0;
+        bits[i] = i / 2 * kSplitBlockK + i % 2 < rest_k ? a[from] : 0;
         from += i % 2 ? (kSplitBlockK - 1) * p.stride_ak : p.stride_ak;
       }
     };
-    if (p.dtype_a == DType::f32)
-      load_values([&](int64_t idx) { return static_cast<const float*>(p.a)[idx]; });
-    else
-      load_values([&](int64_t idx) { return gpu::load_any(p.a, p.dtype_a, idx); });
+    const auto convert = [&](const auto& value_of) {
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) values[i] = value_of(bits[i]);
+    };
+    if (p.dtype_a == DType::f32) {
+      load_bits(static_cast<const uint32_t*>(p.a));
+      convert([](uint32_t x) { return __uint_as_float(x); });
+    } else {
+      load_bits(static_cast<const uint16_t*>(p.a));
+      if (p.dtype_a == DType::f16)
+        convert([](uint32_t x) { return gpu::as_acc(Half{uint16_t(x)}); });
+      else
+        convert([](uint32_t x) { return gpu::as_acc(BFloat16{uint16_t(x)}); });
+    }
     gpu::ChunkRange range;
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) range.take(values[i]);

@@ -235,7 +235,7 @@ struct Operand {
     at(0, 7, k / 2) = std::ldexp(1.0f, -45);  // too small in its block
     at(0, rows - 1, 3) = std::ldexp(1.0f, 60);
     for (int i = 0; i < k; ++i) at(0, 9, i) = std::ldexp(at(0, 9, i), -64), at(0, 11, i) = 0;
-    at(0, 12, k - 1) = std::ldexp(1.0f, -26);  // small, but not too small
+    at(0, 12, k - 1) = std::ldexp(1.0f, -26);                 // small, but not too small
     if (rows > 13) at(0, 13, k - 1) = std::ldexp(1.0f, -36);  // too small for bf16
     for (int i = 0; rows > 14 && i < k; ++i)
       at(0, 14, i) = i % kSplitChunkK == 0 ? 1.5f : std::ldexp(255.0f, -39);  // as small as bf16 may be
@@ -284,7 +284,9 @@ bool run(const Case& c) {
   problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc,
                            is_matrix ? int64_t(c.m) * c.n : 0};
   Plan plan;
-  plan.as<SplitPlan>() = plan_split(kSplitCosts[0].costs, problem, c.num_sms, plan.cost_us);
+  SplitCosts costs = kSplitCosts[0].costs;
+  costs.few_block = costs.few_row = 0;  // few rows are left to their kernel
+  plan.as<SplitPlan>() = plan_split(costs, problem, c.num_sms, plan.cost_us);
   // The caller's large operand, for which the kernel that splits few rows has waited.
   const SplitWork first = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
   emulator::may_copy_early = first.late != SplitLate::none && first.workspace_bytes() > 0;

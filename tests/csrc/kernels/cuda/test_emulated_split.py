@@ -281,8 +281,8 @@ MUTANTS = {
     ),
     "few rows are longer than k": (
         "split_few.h",
-        "< rest_k ? load(from) : 0",
-        "< rest_k + {on} ? load(from) : 0",
+        "< rest_k ? a[from] : 0",
+        "< rest_k + {on} ? a[from] : 0",
         FEW_ROWS,
     ),
     "a flagged row's scale is a number": (
