@@ -32,11 +32,12 @@ struct Chip {
   bool is_mma_fp32_tf32;           // the matrix instruction for fp32 rounds to tf32
   int32_t cus_per_die = 0;         // GPU of several dies with a second-level cache each; 0: it is one
   Cores cores = Cores::other;      // CPU
-  int64_t near_bytes = 1 << 20;    // CPU: the second-level cache of a core
   const char* product = "";        // on which the constants of its cost models were measured
   // The chip whose constants in the cost models serve, scaled by the rates of both. Null: it has constants of its own,
   // or kernels that need none.
   const Chip* modelled_after = nullptr;
+  int64_t near_bytes = 1 << 20;  // CPU: the second-level cache of a core
+  int64_t far_bytes = 16 << 20;  // CPU: a B of so many comes from memory, not from a cache
 };
 
 }  // namespace tiledmm

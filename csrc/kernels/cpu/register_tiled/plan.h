@@ -77,7 +77,6 @@ inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit 
 inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks for each thread
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
-inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
 inline constexpr int64_t kFewThreads = 4;              // so few do not use all that memory can deliver
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
@@ -192,7 +191,7 @@ struct CpuConfigChoice {
   const bool is_a_k_major = problem.stride_ak == 1, is_a_m_major = problem.stride_am == 1;
   const bool is_b_k_major = problem.stride_bk == 1, is_b_n_major = problem.stride_bn == 1;
   const bool is_intel = chip.cores == Cores::intel;
-  const bool is_far = n * k * kSize >= kFarBytes;  // B comes from memory
+  const bool is_far = n * k * kSize >= chip.far_bytes;  // B comes from memory
   // Rows of A, if they are contiguous, begin in one set of the nearest cache.
   const bool is_one_set = (is_a_k_major ? problem.stride_am : problem.stride_ak) * kSize % kSetBytes == 0;
   const bool is_mixed = problem.dtype_a != problem.dtype_b;  // A is converted, so that it is always packed
