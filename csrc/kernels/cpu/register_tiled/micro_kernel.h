@@ -196,9 +196,16 @@ class MicroTile {
     // At first rows of C come, one after the other, each while some words are multiplied: all at once they would keep A
     // and B from coming. Then what is used next.
     int64_t rows_of_c = c.accumulate || c.is_far ? MR : 0;
-    int64_t interval = rows_of_c > 0 ? kWordsOfRow : ahead.interval;
     const int64_t bytes_of_c = c.is_narrow ? int64_t(sizeof(T)) : int64_t(sizeof(Acc));
     const char* row_of_c = static_cast<const char*>(c.to);
+    const auto fetch_row = [&] {
+      __builtin_prefetch(row_of_c, 1);
+      __builtin_prefetch(row_of_c + c.cols * bytes_of_c - 1, 1);
+      row_of_c += c.ld * bytes_of_c;
+      --rows_of_c;
+    };
+    while (rows_of_c * kWordsOfRow > num_words) fetch_row();  // for which there are too few words
+    int64_t interval = rows_of_c > 0 ? kWordsOfRow : ahead.interval;
     while (num_words > 0) {
       int64_t words = min_of(interval, num_words);
       num_words -= words;
@@ -213,10 +220,8 @@ class MicroTile {
         for (; words > 0; --words) multiply_words(rows, b, acc, std::integer_sequence<int, 0>{});
       }
       if (rows_of_c > 0) {
-        __builtin_prefetch(row_of_c, 1);
-        __builtin_prefetch(row_of_c + c.cols * bytes_of_c - 1, 1);
-        row_of_c += c.ld * bytes_of_c;
-        if (--rows_of_c > 0) continue;
+        fetch_row();
+        if (rows_of_c > 0) continue;
       } else {
         ahead.fetch_piece();
       }

@@ -65,6 +65,7 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kFewRows = 8, kMaxDotRows = 8;
 inline constexpr int64_t kMaxShortWords = 4;           // of a column of B in short_k
+inline constexpr int64_t kByRowsWords = 16;            // so few take less time than C
 inline constexpr int64_t kShortRowBytes = 8 << 10;     // of a row of C there: so much is worth a task of columns
 inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache; ...
 inline constexpr int64_t kLargeNearBytes = 2 << 20;    // ... where it has so many bytes,
@@ -382,7 +383,9 @@ struct CpuConfigChoice {
     // Partial sums need no memory of their own where C has their type. Else it is that of so many columns.
     const bool sums_in_c = kShape.acc_bytes == size_of(problem.dtype_c) && problem.stride_cn == 1;
     const int64_t panel_b = sums_in_c ? panel_b_bytes() : kPanelBBytes;
-    const int64_t fitting_m = panel_a_bytes() / max_of(16, bytes_per_lane) / config.thread_m;
+    // Where k is short, C is written along its rows: one micro-tile of rows meets all columns.
+    const bool is_by_rows = is_intel && config.is_c_far && ceil_div(k, kShape.k_per_word) <= kByRowsWords;
+    const int64_t fitting_m = is_by_rows ? 1 : panel_a_bytes() / max_of(16, bytes_per_lane) / config.thread_m;
     const int64_t fitting_n = panel_b / max_of(16, bytes_per_lane) / kThreadN;
     const int64_t blocks_m = ceil_div(tiles_m, max_of(1, fitting_m));
     config.block_m = ceil_div(tiles_m, blocks_m) * config.thread_m;  // a block of few rows would take all of B, too
