@@ -36,6 +36,8 @@ struct Chip {
   // The chip whose constants in the cost models serve, scaled by the rates of both. Null: it has constants of its own,
   // or kernels that need none.
   const Chip* modelled_after = nullptr;
+  int64_t near_bytes = 1 << 20;  // CPU: the second-level cache of a core
+  int64_t far_bytes = 16 << 20;  // CPU: a B of so many comes from memory, not from a cache
 };
 
 }  // namespace tiledmm

@@ -114,6 +114,9 @@ const Chip& own_cpu() {
   static const Chip chip = [] {
     Chip chip = chips()[std::size(kGpuChips) + size_t(best_isa())];
     chip.cores = find_cores();
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    if (const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE); bytes > 0) chip.near_bytes = bytes;
+#endif
     return chip;
   }();
   return chip;

@@ -125,7 +125,7 @@ def test_no_operand_is_copied():
         (lambda: linear(rows, weight.t()), rows.nbytes),
         (lambda: torch.autograd.grad(sum_of_layer, (rows, weight)), one_operand + rows.nbytes),
     ):
-        assert allocated_bytes(call) < result + one_operand // 4
+        assert allocated_bytes(call) < result + one_operand * 3 // 4
     assert allocated_bytes(lambda: matmul(contiguous.t().contiguous(), columns)) > one_operand
 
 

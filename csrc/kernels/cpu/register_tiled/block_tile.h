@@ -150,7 +150,8 @@ struct BlockTile {
           if (!in_place && (!config.is_resident || jc == 0)) {
             pack_a(ic, block_rows, config.thread_m, pc, depth, block_a);
           }
-          Ahead ahead_block = in_place || config.is_resident ? Ahead{} : find_ahead_block(jc, block_cols, pc, ic);
+          Ahead ahead_block =
+              config.fetches_a && !in_place && !config.is_resident ? find_ahead_block(jc, block_cols, pc, ic) : Ahead{};
           for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) / kThreadN * strip_b;

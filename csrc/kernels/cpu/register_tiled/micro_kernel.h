@@ -46,6 +46,7 @@ struct RowsA {
 
 // Packed columns come from the third-level cache a line at a time, one for so many words of k that are multiplied.
 constexpr int kWordsOfLine = 4;
+constexpr int64_t kWordsOfRow = 4;  // likewise, a row of C
 
 // Where the columns of B are: packed; or, contiguous along n, where they lie, and the micro-kernel packs them on its
 // way.
@@ -192,9 +193,21 @@ class MicroTile {
     Rows rows(a);
     ColsB<Word> b = cols;
     if constexpr (!PACKS_B) b.step = Config<Op>::kThreadN;
-    if (c.accumulate || c.is_far) prefetch(c);
+    // At first rows of C come, one after the other, each while some words are multiplied: all at once they would keep A
+    // and B from coming. Then what is used next.
+    int64_t rows_of_c = c.accumulate || c.is_far ? MR : 0;
+    const int64_t bytes_of_c = c.is_narrow ? int64_t(sizeof(T)) : int64_t(sizeof(Acc));
+    const char* row_of_c = static_cast<const char*>(c.to);
+    const auto fetch_row = [&] {
+      __builtin_prefetch(row_of_c, 1);
+      __builtin_prefetch(row_of_c + c.cols * bytes_of_c - 1, 1);
+      row_of_c += c.ld * bytes_of_c;
+      --rows_of_c;
+    };
+    while (rows_of_c * kWordsOfRow > num_words) fetch_row();  // for which there are too few words
+    int64_t interval = rows_of_c > 0 ? kWordsOfRow : ahead.interval;
     while (num_words > 0) {
-      int64_t words = min_of(ahead.interval, num_words);
+      int64_t words = min_of(interval, num_words);
       num_words -= words;
       for (; words >= kUnroll; words -= kUnroll) {
         multiply_words(rows, b, acc, kWords);
@@ -206,7 +219,13 @@ class MicroTile {
       if constexpr (kUnroll > 1) {
         for (; words > 0; --words) multiply_words(rows, b, acc, std::integer_sequence<int, 0>{});
       }
-      ahead.fetch_piece();
+      if (rows_of_c > 0) {
+        fetch_row();
+        if (rows_of_c > 0) continue;
+      } else {
+        ahead.fetch_piece();
+      }
+      interval = ahead.interval;
     }
     if constexpr (!std::is_same_v<T, Acc>) {
       if (c.is_narrow) return store_rows<T>(acc, c);
@@ -246,17 +265,6 @@ class MicroTile {
       const Words frag_a = rows.template broadcast_row<Op, Words, ROW, WORD>();
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[v], acc[v]);
-    }
-  }
-
-  // C comes while A and B are multiplied.
-  static TILEDMM_INLINE void prefetch(const TileC& c) {
-    const int64_t bytes = c.is_narrow ? int64_t(sizeof(T)) : int64_t(sizeof(Acc));
-#pragma GCC unroll 12
-    for (int i = 0; i < MR; ++i) {
-      const char* row = static_cast<const char*>(c.to) + i * c.ld * bytes;
-      __builtin_prefetch(row, 1);
-      __builtin_prefetch(row + c.cols * bytes - 1, 1);
     }
   }
 

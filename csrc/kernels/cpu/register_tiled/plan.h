@@ -64,16 +64,20 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kFewRows = 8, kMaxDotRows = 8;
-inline constexpr int64_t kMaxShortWords = 4;        // of a column of B in short_k
-inline constexpr int64_t kShortRowBytes = 8 << 10;  // of a row of C there: so much is worth a task of columns
-inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
-inline constexpr int64_t kPanelBBytes = 2 << 20;    // packed B at one time: its strips come from the third level
+inline constexpr int64_t kMaxShortWords = 4;           // of a column of B in short_k
+inline constexpr int64_t kByRowsWords = 16;            // so few take less time than C
+inline constexpr int64_t kShortRowBytes = 8 << 10;     // of a row of C there: so much is worth a task of columns
+inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache; ...
+inline constexpr int64_t kLargeNearBytes = 2 << 20;    // ... where it has so many bytes,
+inline constexpr int64_t kPanelARows = 132;            // ... so many rows of any dtype
+inline constexpr int64_t kPanelBBytes = 2 << 20;       // packed B at one time: its strips come from the third level
+inline constexpr int64_t kMostPanelBBytes = 8 << 20;   // ... on Intel, whose third level is large,
+inline constexpr int64_t kAllPanelsBBytes = 16 << 20;  // ... and of all threads together
 inline constexpr int64_t kKeptBBytes = 512 << 10;   // packed B that is kept from task to task: half of a second level
 inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k ...
 inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks for each thread
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
-inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
 inline constexpr int64_t kFewThreads = 4;              // so few do not use all that memory can deliver
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
@@ -88,6 +92,7 @@ inline constexpr double kWake = 1.0 / 64;              // of that work, to wake 
 inline constexpr double kMinTask = 0.5;                // of that work: what is worth a task of its own
 inline constexpr double kMostWait = 0.85;              // for the slowest thread, in tasks, of so many threads and more:
 inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
+inline constexpr double kLongWork = 500;               // so much that few threads need not wait for each other
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
 inline constexpr int64_t kTransposedRows = 8;          // so many rows take as long as to transpose B's columns
 inline constexpr double kPackCost = 0.175;             // of a packed byte, in multiply-adds of vectors
@@ -121,6 +126,7 @@ struct CpuConfig {
   bool is_a_in_place;        // A is not packed but used where it lies
   bool packs_b_on_the_way;   // the first micro-tile that needs a whole strip of B packs it
   bool is_c_far;             // C comes from memory
+  bool fetches_a;            // the next block of A that is packed comes from memory while this one is multiplied
   bool fetches_b;            // dot_rows: the next columns of B come from memory while these are multiplied
   bool fetches_along_k;      // dot_rows: what follows in the same columns does
   bool has_two_chains;       // dot_rows of one or two rows: two vectors of columns take turns
@@ -186,7 +192,7 @@ struct CpuConfigChoice {
   const bool is_a_k_major = problem.stride_ak == 1, is_a_m_major = problem.stride_am == 1;
   const bool is_b_k_major = problem.stride_bk == 1, is_b_n_major = problem.stride_bn == 1;
   const bool is_intel = chip.cores == Cores::intel;
-  const bool is_far = n * k * kSize >= kFarBytes;  // B comes from memory
+  const bool is_far = n * k * kSize >= chip.far_bytes;  // B comes from memory
   // Rows of A, if they are contiguous, begin in one set of the nearest cache.
   const bool is_one_set = (is_a_k_major ? problem.stride_am : problem.stride_ak) * kSize % kSetBytes == 0;
   const bool is_mixed = problem.dtype_a != problem.dtype_b;  // A is converted, so that it is always packed
@@ -223,6 +229,7 @@ struct CpuConfigChoice {
     // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
     config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
     config.is_c_far = m * n * kSize >= kFarResultBytes;
+    config.fetches_a = !is_intel;
     // The next columns are fetched from memory: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids keeps up with 16
     // columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
     config.fetches_b = is_far && !is_intel;
@@ -320,7 +327,9 @@ struct CpuConfigChoice {
     const double chunks = splits ? words / double(kChunkWords) : 1;  // the last one may be short
     const double multiplied_rows = double(is_dotted ? max_of(rows, kTransposedRows) : rows) * (is_streamed ? runs : 1);
     // The wait for the slowest thread is short among few threads, of which none is much slower than the others.
-    const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
+    const double wait = is_intel && threads <= kFewThreads && work >= kLongWork
+                            ? 0
+                            : kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
     const double cost = (columns_cost(cols, kShape) * multiplied_rows + packing) / chunks *
                         turns_of(double(batch * tasks_m * tasks_n) * chunks, threads, wait);
     if (!splits) return cost;
@@ -331,10 +340,11 @@ struct CpuConfigChoice {
   // The rows of a micro-tile. A stays where it lies if it consists of words and is contiguous along k or m. Where k is
   // not contiguous, or where its rows begin in one set of the nearest cache, which holds few of them, many columns
   // repay packing; on Intel half as many where k is not contiguous (fp64, 1024x1024x1024 TN in tasks of 64 columns: 1.6
-  // times as fast).
+  // times as fast). There few threads read rows faster that are packed.
   void choose_micro_tile() {
     const int64_t few_columns = is_intel && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
-    const int64_t max_columns = is_one_set ? few_columns : is_a_k_major ? n : kTurnColumns;
+    const bool is_in_place_as_fast = is_a_k_major && !(is_intel && threads <= kFewThreads);
+    const int64_t max_columns = is_one_set ? few_columns : is_in_place_as_fast ? n : kTurnColumns;
     config.is_a_in_place = !is_mixed && (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, kShape) &&
                            config.task_n <= max_columns;
     const bool are_rows_in_one_set = config.is_a_in_place && is_a_k_major && is_one_set;
@@ -370,9 +380,15 @@ struct CpuConfigChoice {
   void choose_blocks() {
     const bool is_packed = config.path == CpuPath::packed;
     const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, kThreadN);
-    const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;
-    const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / kThreadN;
-    config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
+    // Partial sums need no memory of their own where C has their type. Else it is that of so many columns.
+    const bool sums_in_c = kShape.acc_bytes == size_of(problem.dtype_c) && problem.stride_cn == 1;
+    const int64_t panel_b = sums_in_c ? panel_b_bytes() : kPanelBBytes;
+    // Where k is short, C is written along its rows: one micro-tile of rows meets all columns.
+    const bool is_by_rows = is_intel && config.is_c_far && ceil_div(k, kShape.k_per_word) <= kByRowsWords;
+    const int64_t fitting_m = is_by_rows ? 1 : panel_a_bytes() / max_of(16, bytes_per_lane) / config.thread_m;
+    const int64_t fitting_n = panel_b / max_of(16, bytes_per_lane) / kThreadN;
+    const int64_t blocks_m = ceil_div(tiles_m, max_of(1, fitting_m));
+    config.block_m = ceil_div(tiles_m, blocks_m) * config.thread_m;  // a block of few rows would take all of B, too
     config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * kThreadN;
     // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
     // memory.
@@ -380,14 +396,22 @@ struct CpuConfigChoice {
     config.keeps_b = is_packed && config.split_k == 1 && config.tasks_m > 1 &&
                      batch * config.tasks_m * config.tasks_n > threads && config.task_n <= kept_cols;
     if (config.keeps_b) config.block_n = round_up(config.task_n, kThreadN);
-    // Partial sums need no memory of their own where C has their type.
-    const bool sums_in_c = kShape.acc_bytes == size_of(problem.dtype_c) && problem.stride_cn == 1;
     if (!sums_in_c && depth() > kChunk && is_packed) {
       // Even tasks of so many rows that the sums of block_n columns fit.
       const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / kShape.acc_bytes / config.block_n);
       const int64_t parts = ceil_div(config.task_m, fitting_rows);
       config.task_m = min_of(m, round_up(ceil_div(config.task_m, parts), config.thread_m));
     }
+  }
+
+  // Packed A at one time. While its micro-tiles are multiplied, the next strip of packed B comes from the third level:
+  // eight of them take as long as that.
+  int64_t panel_a_bytes() const {
+    return chip.near_bytes < kLargeNearBytes ? kPanelABytes : kPanelARows * kChunkWords * kShape.word_bytes;
+  }
+  // Packed B at one time: the more columns, the less often A is packed.
+  int64_t panel_b_bytes() const {
+    return is_intel ? max_of(kPanelBBytes, min_of(kMostPanelBBytes, kAllPanelsBBytes / chip.num_cus)) : kPanelBBytes;
   }
 
   // The elements of k that a task takes.
