@@ -372,8 +372,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   }
 }
 
-// Stores those rows of a chunk's sums, unrounded. `first_row` is the thread's. Sums have the order of C: if that is
-// stored transposed, eight threads have 32 bytes of a row of C.
+// Stores those rows of a chunk's sums, unrounded. `first_row` is the thread's.
 template <class Cfg>
 __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], const Arguments& args, const Place& at,
                                               int first_row) {
@@ -381,15 +380,6 @@ __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], con
   for (int h = 0; h < 2; ++h) {
     const int i = first_row + Cfg::kRowStep * h;
     if (i >= args.m) break;
-    if (sizeof(typename Cfg::C) == 2 && !Cfg::kSumsRows && args.is_exchanged) {
-      float* to = args.partial + int64_t(at.slab) * args.n * args.ld_partial + i;
-#pragma unroll
-      for (int j = 0; j < Cfg::kAcc / 2; ++j) {
-        const int col = Cfg::LoaderB::row_of(at.col, j / 2 * 8) + threadIdx.x % 4 * 2 + j % 2;
-        if (col < args.n) to[col * args.ld_partial] = acc[j / 2 * 4 + 2 * h + j % 2];
-      }
-      continue;
-    }
     float* to = args.partial + (int64_t(at.slab) * args.m + i) * args.ld_partial;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN / 8; ++j) {

@@ -427,7 +427,7 @@ Arguments arguments_of(const Task& task) {
   args.batch_step_c = plan.c.batch_step;
   args.row_sums = p.row_sums;
   args.partial = task.partial;
-  args.ld_partial = ld_partial(Cfg::kCIsMMajor || args.is_exchanged ? p.m : p.n, Cfg::kSumsRows);
+  args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n, Cfg::kSumsRows);
   return args;
 }
 

@@ -420,7 +420,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
                                   int num_sms, PlanSearch& visit) {
   TilePlan& plan = made.tiles;
   const bool is_chunked = p.chunk_k < p.k;
-  const bool may_split = may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
+  const bool may_split = !is_exchanged && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
   GemmTask aligned = p;
   aligned.a.alignment = aligned.b.alignment = 64;
   for (int i = 0; i < kNumTileShapes; ++i) {

@@ -303,18 +303,6 @@ constexpr Case kCases[] = {
      .margin_c = 2,
      .is_wide = true,
      .is_bias_f32 = true},
-    // Exchanged roles, chunks side by side; so many sums that a thread adds those of four columns.
-    {.tile = {64, 160},
-     .m = 328,
-     .n = 400,
-     .k = 328,
-     .is_a_along_m = true,
-     .chunk_k = 256,
-     .splits_chunks = true,
-     .cluster_n = 2,
-     .is_exchanged = true,
-     .bias = 'x',
-     .activation = Activation::silu},
     // Consumers that take tiles in turns: five of one block, four of another; the last ones begin early.
     {.tile = {128, 192, true}, .m = 300, .n = 390, .k = 264, .bias = 'm', .activation = Activation::gelu, .num_sms = 2},
     // Clusters of them, three tiles for a block; a tile for a block, nothing for its second consumer.

@@ -39,7 +39,7 @@ REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
-WIDE_PLAIN_GRID, WIDE_BY_THREADS, EXCHANGED_SPLIT, TURNS, PLAIN_TURNS, ONE_TURN, NUM_CASES = range(36, 43)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN, NUM_CASES = range(36, 42)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -407,12 +407,6 @@ MUTANTS = {
         "(from + (chunk + i) * slab)",
         "(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
         CLUSTERS,
-    ),
-    "the sums of transposed chunks lie on each other": (
-        SHARED + "epilogue.h",
-        "int64_t(at.slab) * args.n",
-        "int64_t({on} ? 0 : at.slab) * args.n",
-        EXCHANGED_SPLIT,
     ),
     "a cluster adds the last chunk first": (
         "cluster.h",
