@@ -151,15 +151,16 @@ def _has_compiled() -> bool:
 
 
 def _choose_attention() -> None:
-    """Leaves the backends without flash and cuDNN: efficient attention and math."""
+    """Leaves efficient attention and math, which is all that a CPU has then, also where the program forgoes it."""
     backends = torch.backends.cuda  # they hold for the CPU, too
-    for is_on, switch in (
-        (backends.flash_sdp_enabled, backends.enable_flash_sdp),
-        (backends.cudnn_sdp_enabled, backends.enable_cudnn_sdp),
+    for is_on, switch, wanted in (
+        (backends.flash_sdp_enabled, backends.enable_flash_sdp, False),
+        (backends.cudnn_sdp_enabled, backends.enable_cudnn_sdp, False),
+        (backends.math_sdp_enabled, backends.enable_math_sdp, True),
     ):
-        if is_on():
-            switch(False)
-            _Process.undo.append(lambda switch=switch: switch(True))
+        if is_on() != wanted:
+            switch(wanted)
+            _Process.undo.append(lambda switch=switch, before=not wanted: switch(before))
 
 
 def _keep_products_in_aten() -> None:

@@ -636,6 +636,18 @@ def test_attention_of_grouped_heads(device, shared, queries, keys, mask, is_caus
         torch.testing.assert_close(own, exact, rtol=0, atol=1e-12)
 
 
+def test_attention_where_a_program_forgoes_math():
+    query = torch.randn(1, 2, 5, 16)
+    expected = F.scaled_dot_product_attention(query, query, query)
+    torch.backends.cuda.enable_math_sdp(False)
+    try:
+        with torch_tiledmm.enabled():
+            torch.testing.assert_close(F.scaled_dot_product_attention(query, query, query), expected)
+        assert not torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_math_sdp(True)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_attention_of_one_query_has_the_bits_of_many(device, dtype):
