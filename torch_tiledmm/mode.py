@@ -66,8 +66,9 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
             goes to torch's own kernels.
             "reductions": on GPUs sums, means, variances and norms in float32 and float64, and running sums, in an
             order that the batch does not change. torch's own in 16 bits do not vary.
-            "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow and rsqrt with their gradients, whose
-            bits in torch depend on an element's place.
+            "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow, rsqrt, exp2, sinh, cosh, atan2 and hypot
+            with their gradients, whose bits in torch depend on an element's place, and softmax, where they depend on
+            elements behind a row's, whose share is 0.
             "attention": scaled_dot_product_attention leaves out the backends whose bits depend on the batch, unless
             torch.nn.attention.sdpa_kernel asks for one; its gradients keep keys together.
             "inductor": torch.compile leaves products to aten.
@@ -150,15 +151,16 @@ def _has_compiled() -> bool:
 
 
 def _choose_attention() -> None:
-    """Leaves the backends without flash and cuDNN: efficient attention and math."""
+    """Leaves efficient attention and math, which is all that a CPU has then, also where the program forgoes it."""
     backends = torch.backends.cuda  # they hold for the CPU, too
-    for is_on, switch in (
-        (backends.flash_sdp_enabled, backends.enable_flash_sdp),
-        (backends.cudnn_sdp_enabled, backends.enable_cudnn_sdp),
+    for is_on, switch, wanted in (
+        (backends.flash_sdp_enabled, backends.enable_flash_sdp, False),
+        (backends.cudnn_sdp_enabled, backends.enable_cudnn_sdp, False),
+        (backends.math_sdp_enabled, backends.enable_math_sdp, True),
     ):
-        if is_on():
-            switch(False)
-            _Process.undo.append(lambda switch=switch: switch(True))
+        if is_on() != wanted:
+            switch(wanted)
+            _Process.undo.append(lambda switch=switch, before=not wanted: switch(before))
 
 
 def _keep_products_in_aten() -> None:

@@ -1,7 +1,9 @@
 // The mode's functions of each element, on the CPU. torch computes whole vectors by one code and what is left at the
 // end of each thread's part by another, so that an element's bits depend on its place. Here torch's own kernel is
 // called with whole vectors alone: an end that fills none is copied into one that is full.
+#include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/SmallVector.h>
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "torch/cpu_executor.h"
 #include "torch/mode.h"
@@ -112,6 +115,7 @@ const char* compute(const Override& kernel, const Stack& arguments, Tensor& out,
   Operands operands;
   auto& tensors = operands.tensors;
   for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].isComplexDouble()) return "a scalar that is no real number";
     if (!arguments[i].isTensor()) continue;
     operands.places.push_back(i);
     tensors.push_back(arguments[i].toTensor());
@@ -180,12 +184,42 @@ struct Elementwise : c10::OperatorKernel {
   const Override& kernel;  // the form that writes its last argument
 };
 
+// torch's softmax adds up a row's last elements, which fill no vector, in another order than a whole vector's. So the
+// bits change where elements follow whose share is 0, as keys that a mask hides. Here such elements fill the vector. In
+// 32 and 64 bits the order is another one in rows shorter than a vector alone.
+Tensor softmax(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
+  const TorchOnOneThreadInChild own_thread;
+  own.served.count("whole vectors");
+  const int64_t size = x.dim() > 0 ? x.size(-1) : 0, whole = kWholeBytes / int64_t(x.element_size());
+  const int64_t missing = size < whole || x.element_size() == 2 ? (whole - size % whole) % whole : 0;
+  const bool is_of_rows = size > 0 && at::maybe_wrap_dim(dim, x.dim()) == x.dim() - 1;
+  if (!is_of_rows || missing == 0 || !dtype_of(x.scalar_type())) return own.call_original(x, dim, half_to_float);
+  const Tensor padded = at::constant_pad_nd(x, {0, missing}, -std::numeric_limits<double>::infinity());
+  return own.call_original(padded, dim, half_to_float).narrow(-1, 0, size).contiguous();
+}
+torch::CppFunction softmax(Override& own) {
+  return torch::CppFunction(
+      [&own](const Tensor& x, int64_t dim, bool half_to_float) { return softmax(own, x, dim, half_to_float); });
+}
+torch::CppFunction softmax_out(Override& own) {
+  return torch::CppFunction([&own](const Tensor& x, int64_t dim, bool half_to_float, Tensor& out) -> Tensor& {
+    if (out.scalar_type() != x.scalar_type()) {
+      own.call_original(x, dim, half_to_float, out);
+      return out;
+    }
+    const Tensor result = softmax(find(own.key, "_softmax"), x, dim, half_to_float);
+    at::native::resize_output(out, result.sizes());
+    out.copy_(result);
+    return out;
+  });
+}
+
 }  // namespace
 
 // Those whose bits were found to depend on the place (benchmarks/what_varies.py).
 const std::vector<Row>& functions() {
   static const std::vector<Row> rows = [] {
-    std::vector<Row> rows;
+    std::vector<Row> rows = {{"_softmax", softmax}, {"_softmax.out", softmax_out}};
     for (const auto& [out, make, change] : {
              std::array<const char*, 3>{"silu.out", "silu", "silu_"},
              {"gelu.out", "gelu", "gelu_"},
@@ -194,6 +228,12 @@ const std::vector<Row>& functions() {
              {"elu.out", "elu", "elu_"},
              {"rsqrt.out", "rsqrt", "rsqrt_"},
              {"pow.Tensor_Scalar_out", "pow.Tensor_Scalar", "pow_.Scalar"},
+             {"pow.Tensor_Tensor_out", "pow.Tensor_Tensor", "pow_.Tensor"},
+             {"exp2.out", "exp2", "exp2_"},
+             {"sinh.out", "sinh", "sinh_"},
+             {"cosh.out", "cosh", "cosh_"},
+             {"atan2.out", "atan2", "atan2_"},
+             {"hypot.out", "hypot", "hypot_"},
              {"softplus.out", "softplus", nullptr},
              {"silu_backward.grad_input", "silu_backward", nullptr},
              {"gelu_backward.grad_input", "gelu_backward", nullptr},

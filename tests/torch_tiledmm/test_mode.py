@@ -189,8 +189,8 @@ def test_forms_with_a_dtype(narrow):
 SAMPLED = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "matmul", "einsum", "__rmatmul__",
            "nn.functional.linear", "nn.functional.bilinear", "tensordot", "linalg.multi_dot", "inner", "outer",
            "nn.functional.silu", "nn.functional.gelu", "sigmoid", "nn.functional.softplus", "nn.functional.mish",
-           "nn.functional.elu", "rsqrt", "pow", "sum", "mean", "var", "std", "var_mean", "std_mean", "cumsum",
-           "linalg.vector_norm", "norm")  # fmt: skip
+           "nn.functional.elu", "rsqrt", "pow", "softmax", "sum", "mean", "var", "std", "var_mean", "std_mean",
+           "cumsum", "linalg.vector_norm", "norm")  # fmt: skip
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -265,6 +265,7 @@ def test_a_result_is_resized():
         lambda: torch.ones(2, 3).to_sparse_csr() @ torch.ones(3, 2),
         lambda: torch.ones(2, 3, device="meta") @ torch.ones(3, 2, device="meta"),
         lambda: torch.sigmoid(torch.arange(3)),
+        lambda: torch.pow(torch.ones(3), 1 + 2j),
     ],
 )
 def test_what_is_not_served_is_torch_s(call):
@@ -367,6 +368,12 @@ FUNCTIONS = {
     "elu": lambda x: F.elu(x, 0.7),
     "rsqrt": lambda x: x.abs().rsqrt(),
     "pow": lambda x: x.abs().pow(0.7),
+    "pow of tensors": lambda x: torch.pow(x.abs(), x),
+    "exp2": torch.exp2,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "atan2": lambda x: torch.atan2(x, x.detach() + 1),
+    "hypot": lambda x: torch.hypot(x, x.detach() + 1),
 }
 
 
@@ -629,6 +636,18 @@ def test_attention_of_grouped_heads(device, shared, queries, keys, mask, is_caus
         torch.testing.assert_close(own, exact, rtol=0, atol=1e-12)
 
 
+def test_attention_where_a_program_forgoes_math():
+    query = torch.randn(1, 2, 5, 16)
+    expected = F.scaled_dot_product_attention(query, query, query)
+    torch.backends.cuda.enable_math_sdp(False)
+    try:
+        with torch_tiledmm.enabled():
+            torch.testing.assert_close(F.scaled_dot_product_attention(query, query, query), expected)
+        assert not torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_math_sdp(True)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_attention_of_one_query_has_the_bits_of_many(device, dtype):
@@ -640,7 +659,7 @@ def test_attention_of_one_query_has_the_bits_of_many(device, dtype):
     key, value = (torch.randn(2, 2, 333, 64).to(device, dtype) for _ in range(2))
     with torch_tiledmm.enabled():
         whole = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        for i in range(0, 333, 23):
+        for i in (*range(0, 333, 23), 4, 11):  # among them fewer keys than a vector holds
             part = (query[:1, :, i : i + 1], key[:1, :, : i + 1], value[:1, :, : i + 1])
             assert torch.equal(F.scaled_dot_product_attention(*part, enable_gqa=True), whole[:1, :, i : i + 1])
         assert ("bmm" in served()) == (device == "cpu")  # a GPU has efficient attention
