@@ -37,7 +37,6 @@ struct Chip {
   // or kernels that need none.
   const Chip* modelled_after = nullptr;
   int64_t near_bytes = 1 << 20;  // CPU: the second-level cache of a core
-  int64_t far_bytes = 16 << 20;  // CPU: a B of so many comes from memory, not from a cache
 };
 
 }  // namespace tiledmm

@@ -104,18 +104,10 @@ Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Exec
   }
   Executor silent = executor;
   silent.launched = nullptr;  // threads would write there at the same time
-  // Each group's B alone may be small enough for a cache, and all of them not. Few threads do not use all that memory
-  // can deliver unless what follows is fetched.
-  constexpr int64_t kFarBytes = 64 << 20;
-  constexpr int32_t kFewThreads = 4;
-  const int64_t bytes_b = asked.batch_dims[0].size * asked.n * asked.k * size_of(asked.dtype_b);
-  const bool is_far = asked.grouping == Grouping::rows && executor.num_threads <= kFewThreads && bytes_b >= kFarBytes;
   std::atomic<bool> has_failed{false};
   return run_groups(asked, silent, [&](const GemmProblem& product, const Executor& own) {
     char why[320] = "";
-    Chip chip = cpu_chip(own.num_threads);
-    if (is_far) chip.far_bytes = 0;
-    const Status status = run(product, asked.n, algorithm, chip, own, why, sizeof why);
+    const Status status = run(product, asked.n, algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
     if (status == Status::ok || has_failed.exchange(true)) return Status::ok;
     std::snprintf(reason, capacity, "%s", why);  // of the first failure, as the status
     return status;

@@ -73,6 +73,7 @@ inline constexpr int64_t kPanelARows = 132;            // ... so many rows of an
 inline constexpr int64_t kPanelBBytes = 2 << 20;       // packed B at one time: its strips come from the third level
 inline constexpr int64_t kMostPanelBBytes = 8 << 20;   // ... on Intel, whose third level is large,
 inline constexpr int64_t kAllPanelsBBytes = 16 << 20;  // ... and of all threads together
+inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
 inline constexpr int64_t kKeptBBytes = 512 << 10;   // packed B that is kept from task to task: half of a second level
 inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k ...
 inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks for each thread
@@ -192,7 +193,7 @@ struct CpuConfigChoice {
   const bool is_a_k_major = problem.stride_ak == 1, is_a_m_major = problem.stride_am == 1;
   const bool is_b_k_major = problem.stride_bk == 1, is_b_n_major = problem.stride_bn == 1;
   const bool is_intel = chip.cores == Cores::intel;
-  const bool is_far = n * k * kSize >= chip.far_bytes;  // B comes from memory
+  const bool is_far = n * k * kSize >= kFarBytes;  // B comes from memory
   // Rows of A, if they are contiguous, begin in one set of the nearest cache.
   const bool is_one_set = (is_a_k_major ? problem.stride_am : problem.stride_ak) * kSize % kSetBytes == 0;
   const bool is_mixed = problem.dtype_a != problem.dtype_b;  // A is converted, so that it is always packed
