@@ -62,7 +62,7 @@ auto compute_mixed(const at::Tensor& a, const at::Tensor& b, int64_t n, int64_t 
     return by_terms_or(wide_a, wide_b, [&] { return compute(wide_a, wide_b, "auto"); });
   });
 }
-// Of such a product in fp32.
+// The dtypes of a product of such operands whose result is fp32.
 inline ProductDtypes dtypes_of_fp32(const at::Tensor& a, const at::Tensor& b) {
   return {to_dtype("a", a), to_dtype("b", b), DType::f32, DType::f32, at::kFloat};
 }

@@ -110,7 +110,7 @@ def allocated_bytes(function) -> int:
 
 def test_no_operand_is_copied():
     torch.set_num_threads(2)  # each has a workspace of its own
-    size = 2048
+    size = 4096
     contiguous, columns = torch.randn(size, size), torch.randn(size, 8)
     every_other = torch.randn(size, 2 * size)[:, ::2]
     weight, rows = torch.randn(size, size, requires_grad=True), torch.randn(8, size, requires_grad=True)
@@ -125,7 +125,7 @@ def test_no_operand_is_copied():
         (lambda: linear(rows, weight.t()), rows.nbytes),
         (lambda: torch.autograd.grad(sum_of_layer, (rows, weight)), one_operand + rows.nbytes),
     ):
-        assert allocated_bytes(call) < result + one_operand * 3 // 4
+        assert allocated_bytes(call) < result + one_operand // 4
     assert allocated_bytes(lambda: matmul(contiguous.t().contiguous(), columns)) > one_operand
 
 

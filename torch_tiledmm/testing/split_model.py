@@ -17,7 +17,8 @@ from torch import Tensor
 CHUNK_K = 512  # of k: it has one scale, and a sum of its own
 _GROUP_K = 1 << 14
 _MIN_EXPONENT, _MAX_EXPONENT = -60, 59
-# Of a dtype: the exponent of a chunk's largest as terms, and how many powers of two below it others may lie.
+# A dtype's rule: the exponent that terms give to the largest of a chunk, and how many powers of two below that one
+# others may lie.
 _TERM_RULES = {torch.float32: (14, 40), torch.float16: (15, 40), torch.bfloat16: (15, 32)}
 _LEAST_EXPONENT = -500  # of what is cut; that of zero
 
