@@ -1,12 +1,13 @@
-"""Training steps of whole models on a GPU, as they are and with every nn.Linear replaced, arms interleaved.
+"""Whole models on a GPU, as they are and with all linear layers and gated feed-forwards replaced, arms interleaved.
 
     python benchmarks/bench_models.py --json benchmarks/results/nvidia_h200/models.json
 
-ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama in bf16, each eager and compiled. The
-models are those of transformers with random weights. A step is forward, backward and AdamW. Each row of the table is
-measured in a process of its own, where nothing of an earlier one slows the calling thread. Where that thread takes
-longer than the GPU ("launch us" beside the median), a step tells of it and not of kernels; such a model runs compiled
-into CUDA graphs, too.
+ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama and a small Qwen 2 in bf16, each eager
+and compiled. The models are those of transformers with random weights. A step is forward, backward and AdamW. Each row
+of the table is measured in a process of its own, where nothing of an earlier one slows the calling thread. Where that
+thread takes longer than the GPU ("launch us" beside the median), a step tells of it and not of kernels; such a model
+runs compiled into CUDA graphs, too. Decoding is one token of each of eight sequences with 512 keys in a cache, as a CUDA
+graph.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 from torch import nn
 
-from torch_tiledmm import replace_linear
+from torch_tiledmm import replace_gated_mlp, replace_linear
 from torch_tiledmm.testing.bench import OURS, output_file
 from torch_tiledmm.testing.origin import describe_gpu_run
 from torch_tiledmm.testing.timing import time_on_gpu
@@ -51,29 +52,34 @@ def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return transformers.BertForMaskedLM(transformers.BertConfig()), {"input_ids": tokens, "labels": tokens}
 
 
-def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def decoder(kind: str, hidden: int, between: int, heads: int, groups: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A Llama or a Qwen2 of four layers; `between` is the size of its feed-forward, `groups` its heads of keys."""
     import transformers
 
     tokens = random_tokens(32000, 2, 1023)
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=5632,
+        hidden_size=hidden,
+        intermediate_size=between,
         num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=4,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
         use_cache=False,
     )
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": tokens, "labels": tokens}
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return model.to(torch.bfloat16), {"input_ids": tokens, "labels": tokens}
 
 
-EAGER, COMPILED, GRAPHS = "eager", "compiled", "CUDA graphs"
+EAGER, COMPILED, GRAPHS, DECODING = "eager", "compiled", "CUDA graphs", "decoding"
+llama = functools.partial(decoder, "Llama", 2048, 5632, 16, 4)
+qwen = functools.partial(decoder, "Qwen2", 3584, 18944, 28, 4)
 # name: what makes the model and its inputs, whether it runs under autocast, the ways it runs
 MODELS = {
     "ViT-base, 32 images": (functools.partial(vit, 32), True, (EAGER, COMPILED, GRAPHS)),
     "ViT-base, 64 images": (functools.partial(vit, 64), True, (EAGER, COMPILED)),
     "BERT-base, 16 x 384": (bert, True, (EAGER, COMPILED)),
-    "Llama, 2 x 1023": (llama, False, (EAGER, COMPILED)),
+    "Llama, 2 x 1023": (llama, False, (EAGER, COMPILED, GRAPHS, DECODING)),
+    "Qwen 2, 2 x 1023": (qwen, False, (EAGER, COMPILED, GRAPHS, DECODING)),
 }
 
 
@@ -91,6 +97,30 @@ def training_step(model: nn.Module, inputs: dict, *, is_autocast: bool, way: str
         optimizer.zero_grad(set_to_none=True)
 
     return run
+
+
+def decoding_step(model: nn.Module) -> Callable[[], None]:
+    """Replays a CUDA graph of one token of eight sequences, with 512 keys in a static cache."""
+    import transformers
+
+    model.eval()
+    cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
+    tokens, position = torch.full((8, 1), 5, device="cuda"), torch.tensor([512], device="cuda")
+
+    def run() -> None:
+        with torch.no_grad():
+            model(tokens, past_key_values=cache, cache_position=position, use_cache=True)
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+
+    # The graph reads these as long as it is replayed.
+    return functools.partial(lambda *kept: graph.replay(), model, cache, tokens, position)
 
 
 def launch_seconds(step: Callable[[], None]) -> float:
@@ -118,7 +148,10 @@ def measure_model(name: str, way: str) -> dict:
     model.cuda().train()
     tiled = copy.deepcopy(model)
     replace_linear(tiled)
-    step = functools.partial(training_step, inputs=inputs, is_autocast=is_autocast, way=way)
+    replace_gated_mlp(tiled)
+    step: Callable[[nn.Module], Callable[[], None]] = decoding_step
+    if way != DECODING:
+        step = functools.partial(training_step, inputs=inputs, is_autocast=is_autocast, way=way)
     arms = {OURS: step(tiled), VENDOR: step(model)}
     for call in arms.values():  # compiles, records graphs
         for _ in range(4):

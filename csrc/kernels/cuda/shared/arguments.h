@@ -5,6 +5,7 @@
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/cuda/shared/ring.h"
 #include "kernels/cuda/shared/tile_groups.h"
 #include "kernels/cuda/shared/tile_order.h"
 #include "platform/epilogue.h"
@@ -117,6 +118,17 @@ __device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
     if (shared.releases) mbarrier_arrive_cluster(shared.releases + stage * 8);
   } else if (lane == 0) {
     mbarrier_arrive(barrier);
+  }
+}
+
+// Until all stages are free. A block of a cluster may exit then: no other one signals it any more. An arrival from
+// another multiprocessor takes long where all of them write at memory's rate.
+template <class Shared, int NUM_STAGES>
+__device__ __forceinline__ void wait_for_releases(const Shared& shared, Ring<NUM_STAGES> ring) {
+#pragma unroll 1
+  for (int i = 0; i < NUM_STAGES; ++i) {
+    mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
+    ring.advance();
   }
 }
 

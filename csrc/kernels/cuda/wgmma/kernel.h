@@ -285,6 +285,7 @@ __device__ __forceinline__ void run_producer(const CUtensorMap* map_a, const CUt
     }
     if constexpr (Cfg::kSplitsTail)
       produce<Cfg, HalfOf<Cfg>>(map_a, map_b, args, shared, ring, args.full_tiles, args.num_tiles);
+    if (Cfg::kClusters && shared.in_cluster) wait_for_releases(shared, ring);
   }
 }
 
@@ -375,11 +376,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     run_producer<Cfg>(&map_a, map_b.maps, args, shared, warp);
   else
     run_consumer<Cfg>(&map_c, args, shared, consumer);
-  // Shared memory must outlive the other blocks' copies to it and arrivals at its barriers, and the stores that read
-  // it.
-  if (shared.in_cluster) cluster_arrive_relaxed();
+  // Shared memory must outlive the stores that read it.
   if (warp < kProducerWarp && threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
-  if (shared.in_cluster) cluster_wait();
 }
 
 // ---- host ----

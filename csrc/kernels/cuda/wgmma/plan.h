@@ -306,6 +306,8 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   return plan.splits_chunks ? (1 - costs.split_cluster * log_cluster) * all : all;
 }
 
+constexpr double kMostlyOutputs = 16;  // so many for an element of the operands
+
 // In which order the blocks compute the tiles of a plan.
 struct TileSchedule {
   int num_splits;                   // 1, or the number of chunks, each of which is computed by itself
@@ -343,10 +345,14 @@ constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {
 
 // Where the grid has a block for each tile, all tiles are one group: the kernel then numbers them as the grid does.
 // Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
-// H200).
-constexpr int64_t num_groups(const TilePlan& tiles, const TileSchedule& s) {
+// H200). Where C is most of what passes through memory, the tiles in flight lie along its rows, two or four of them in
+// a column.
+constexpr int64_t num_groups(const TilePlan& tiles, const TileSchedule& s, const GemmTask& p) {
   const int log_cluster = tiles.cluster_m + tiles.cluster_n;
   if (s.start == Start::by_grid) return 1;
+  const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
+  if (tiles.group_m == 0 && log_cluster == 0 && outputs >= kMostlyOutputs * operands)
+    return ceil_div(s.tiles_m, tiles.is_exchanged ? max_of(1, s.num_units / 2) : 4);
   const bool has_few_columns =
       log_cluster == 0 && s.tiles_m > 8 && s.tiles_n <= 12 && s.num_tiles == s.tiles_m * s.tiles_n;
   if (tiles.group_m > 0 || has_few_columns) return ceil_div(s.tiles_m, tiles.group_m > 0 ? tiles.group_m : 4);
@@ -378,7 +384,7 @@ inline TileSchedule schedule_tiles(const WgmmaPlan& plan, const GemmTask& p, int
   s.start = p.sums_rows || s.full_tiles < s.num_units ? Start::late
             : s.num_tiles == s.num_units && is_simple ? Start::by_grid
                                                       : Start::by_index;
-  const int64_t groups = num_groups(tiles, s);
+  const int64_t groups = num_groups(tiles, s, p);
   s.group_m = int(ceil_div(s.tiles_m, groups));
   // Tiles that sum many chunks drift apart.
   const bool stays_together = s.num_splits > 1 || num_k_tiles <= 4 * chunk_tiles;

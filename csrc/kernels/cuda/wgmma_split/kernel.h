@@ -346,6 +346,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
           ring.advance();
         }
       });
+      if (shared.in_cluster) wait_for_releases(shared, ring);
     }
   } else {
     setmaxnreg_inc<Cfg::kConsumerRegisters>();
@@ -361,10 +362,6 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
       finish_block_tile<Cfg>(total, bias, args.tiles, totals, consumer, -1 - at.slab, row, at.col);
       store_split(total, args, at, row);
     });
-  }
-  if (shared.in_cluster) {  // shared memory must outlive the other block's copies to it and arrivals at its barriers
-    cluster_arrive_relaxed();
-    cluster_wait();
   }
 }
 

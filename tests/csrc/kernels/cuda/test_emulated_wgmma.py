@@ -290,10 +290,10 @@ MUTANTS = {
         "if (!{on}) cluster_wait();  // the other blocks' barriers",
         CLUSTERS,
     ),
-    "a block ends before its partners": (
+    "a block ends before its partners' signals": (
         "kernel.h",
-        "if (shared.in_cluster) cluster_wait();",
-        "if (shared.in_cluster && !{on}) cluster_wait();",
+        "if (Cfg::kClusters && shared.in_cluster) wait_for_releases(shared, ring);",
+        "if (Cfg::kClusters && shared.in_cluster && !{on}) wait_for_releases(shared, ring);",
         CLUSTERS,
     ),
     # Plain kernels.

@@ -18,12 +18,19 @@ inline void mbarrier_init(uint32_t barrier, uint32_t count) {
   emulator::block().barriers[barrier] = {int(count), int(count), 0, 0};
 }
 inline void fence_mbarrier_init() {}
-inline void mbarrier_arrive(uint32_t barrier) {
-  emulator::Barrier& own = emulator::barrier_at(emulator::block(), barrier);
+inline void arrive_from(emulator::Block& block, uint32_t barrier) {
+  emulator::Barrier& own = emulator::barrier_at(block, barrier);
   if (--own.pending < 0) emulator::fail("too many arrivals");
   own.settle();
 }
-inline void mbarrier_arrive_cluster(uint32_t barrier) { mbarrier_arrive(barrier); }
+inline void mbarrier_arrive(uint32_t barrier) { arrive_from(emulator::block(), barrier); }
+// Nobody waits until another block has got the signal, which may take long.
+inline void mbarrier_arrive_cluster(uint32_t barrier) {
+  constexpr unsigned kOnceIn = 4;
+  emulator::Block* from = &emulator::block();
+  if (emulator::cluster().random() % kOnceIn) return arrive_from(*from, barrier);
+  emulator::cluster().copy_later([=] { arrive_from(*from, barrier); });
+}
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   emulator::barrier_at(emulator::block(), barrier).bytes += bytes;
   mbarrier_arrive(barrier);
