@@ -236,6 +236,13 @@ def test_on_nvidia_the_production_kernels_compete_alone(dtype_name):
                 assert choice in production, (chip, m, n, k, batch, choice)
 
 
+def test_scores_of_few_queries_are_for_direct():
+    """A tile of wgmma would store 64 rows of sums for each of one row."""
+    for m, k in ((1, 64), (8, 64)):
+        answer = torch_tiledmm.explain(m, 1024, k, "bf16", device="cuda:sm_90", batch=512, out_dtype="fp32")
+        assert answer.choice == "direct" and answer.order == "mma_chunks", answer
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_explain_shows_the_tile_of_every_candidate(chip):
     for dtype_name in DTYPES:

@@ -95,15 +95,18 @@ def test_wide_results_of_production_kernels(narrow):
         (5, 33, 4100, "NT"),
         (33, 40, 70, "NN"),
         (130, 257, 64, "NT"),
+        (9, 35, 72, "NT"),
+        (50, 5, 24, "NT"),
         (1, 1, 1, "NT"),
         (3, 4, 0, "NN"),
     ):
         a = rand(k, m, dtype=narrow).mT if layout[0] == "T" else rand(m, k, dtype=narrow)
         b = rand(n, k, dtype=narrow).mT if layout[1] == "T" else rand(k, n, dtype=narrow)
         how = {"layout": layout, "device": "host:host", "out_dtype": wide}
-        for name in ("mma_async", "skinny"):
+        for name in ("mma_async", "skinny", "direct"):
             plans = explain(m, n, k, narrow, plans_of=name, **how).candidates
-            assert plans or name == "skinny"
+            assert plans or name != "mma_async"
+            assert plans or name != "direct" or k not in (24, 72)
             for plan in range(len(plans)):
                 memory = torch.full((m + 1, n + 3), torch.nan)
                 out, _ = host_gpu.matmul(a, b, algorithm=f"{name}:{plan}", out=memory[1:, 1 : n + 1])
@@ -115,8 +118,9 @@ def test_wide_results_of_production_kernels(narrow):
     items = rand(3, 9, 40, dtype=narrow), rand(3, 40, 17, dtype=narrow)
     out, _ = host_gpu.matmul(*items, algorithm="mma_async", out_dtype=wide)
     assert_close(out, expect_matmul(*items, wide))
-    with pytest.raises(NotImplementedError, match="that lie along k"):
-        host_gpu.matmul(rand(9, 40, dtype=narrow), rand(40, 17, dtype=narrow), algorithm="skinny", out_dtype=wide)
+    for name in ("skinny", "direct"):
+        with pytest.raises(NotImplementedError, match="that lie along k"):
+            host_gpu.matmul(rand(9, 40, dtype=narrow), rand(40, 17, dtype=narrow), algorithm=name, out_dtype=wide)
 
 
 @pytest.mark.takes_long("host_gpu")

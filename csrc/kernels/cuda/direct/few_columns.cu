@@ -1,6 +1,7 @@
-// direct, up to 8 columns, rows along k: a warp copies its rows of A, whole, and all columns of B to shared memory. So
-// all that it needs is on its way at the same time, in copies of neighbouring bytes, whatever its lanes multiply
-// afterwards. By multiply-adds a lane has one element of C, by matrix instructions the warp has 16 rows.
+// direct, up to 16 columns, by multiply-adds up to 8, rows along k: a warp copies its rows of A, whole, and all columns
+// of B to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring bytes, whatever
+// its lanes multiply afterwards. By multiply-adds a lane has one element of C, by matrix instructions the warp has 16
+// rows of it, which may be fp32 where operands have 16 bits.
 #include "kernels/cuda/direct/shared.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -39,12 +40,12 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
   }
 }
 
-template <class T>
-TILEDMM_DEVICE void store_sum(const DirectWork& work, const FoldedProblem& problem, const DirectUnit<T>& unit,
+template <class T, class C>
+TILEDMM_DEVICE void store_sum(const DirectWork& work, const FoldedProblem& problem, const DirectUnit<T, C>& unit,
                               int32_t row, int32_t col, Acc<T> sum) {
   if (row >= work.m || col >= work.n) return;
-  if (!work.is_plain) sum = with_epilogue<T>(item_of<true>(problem, unit.item), row, col, sum);
-  store_global(unit.c + row * work.stride_cm + col * work.stride_cn, rounded_to<T>(sum));
+  if (!work.is_plain) sum = with_epilogue<C>(item_of<true>(problem, unit.item), row, col, sum);
+  store_global(unit.c + row * work.stride_cm + col * work.stride_cn, rounded_to<C>(sum));
 }
 
 // A lane's product, in the order of k.
@@ -67,13 +68,14 @@ TILEDMM_DEVICE T sum_along_k(const T* a, const T* b, int32_t k) {
   return sum;
 }
 
-template <class T, bool IS_MMA>
+// FRAGS: fragments of columns of the matrix instruction; 0: by multiply-adds.
+template <class T, class C, int FRAGS>
 TILEDMM_KERNEL(32 * kFewColumnsMaxWarps, 4)
 few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
   const auto index = int32_t(block_idx() * few.num_warps + warp);
   if (index >= work.num_units) return;
-  const DirectUnit<T> unit(work, problem, index);
+  const DirectUnit<T, C> unit(work, problem, index);
   const int32_t first_row = unit.row * few.rows, rows = int32_t(min_of(work.m - first_row, few.rows));
   char* const lines = reinterpret_cast<char*>(&block_shared<Vector16>()) + warp * few.warp_bytes;
   copy_rows(work, few, unit.a + int64_t(first_row) * work.stride_am, rows, unit.b, lines);
@@ -81,20 +83,27 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   wait_copies<0>();
   warp_barrier();
   const auto line = [&](int32_t at) { return lines + at * few.pitch; };
-  if constexpr (IS_MMA) {
+  if constexpr (FRAGS > 0) {
     using L = LayoutM16N8;
     using Word = typename WordOf<T>::Word;
     const auto words_of = [&](int32_t at) { return reinterpret_cast<const Word*>(line(at)) + L::a_word(lane, 0); };
     const Word *upper = words_of(L::a_row(lane, 0)), *lower = words_of(L::a_row(lane, 1));
-    const Word* b = words_of(few.rows + int32_t(min_of(L::b_col(lane, 0), work.n - 1)));
-    const auto word = [](const Word* from) { return Mma<T>::prepared(load_shared(from)); };
-    float sums[L::kAccs] = {};
-    TILEDMM_NO_UNROLL for (int32_t w = 0; w < few.padded_k / WordOf<T>::kElements; w += L::kWordsK) {
-      Mma<T>::multiply(sums, {word(upper + w), word(lower + w), word(upper + w + 4), word(lower + w + 4)},
-                       {word(b + w), word(b + w + 4)});
+    const Word* b[FRAGS];
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+      b[f] = words_of(few.rows + int32_t(min_of(L::kN * f + L::b_col(lane, 0), work.n - 1)));
     }
-    TILEDMM_UNROLL for (int e = 0; e < L::kAccs; ++e) {
-      store_sum(work, problem, unit, first_row + L::c_row(lane, e), L::c_col(lane, e), sums[e]);
+    const auto word = [](const Word* from) { return Mma<T>::prepared(load_shared(from)); };
+    float sums[FRAGS][L::kAccs] = {};
+    TILEDMM_NO_UNROLL for (int32_t w = 0; w < few.padded_k / WordOf<T>::kElements; w += L::kWordsK) {
+      const Word a[] = {word(upper + w), word(lower + w), word(upper + w + 4), word(lower + w + 4)};
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+        Mma<T>::multiply(sums[f], a, {word(b[f] + w), word(b[f] + w + 4)});
+      }
+    }
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+      TILEDMM_UNROLL for (int e = 0; e < L::kAccs; ++e) {
+        store_sum(work, problem, unit, first_row + L::c_row(lane, e), L::kN * f + L::c_col(lane, e), sums[f][e]);
+      }
     }
   } else {
     const int32_t row = lane >> few.log_cols, col = lane & ((1 << few.log_cols) - 1);
@@ -104,10 +113,11 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   }
 }
 
-template <class T, bool IS_MMA>
+template <class T, class C, bool IS_MMA>
 Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Executor& executor) {
   const FewColumnsPlan& few = plan.few_columns;
-  return launch_kernel(few_columns<T, IS_MMA>, ceil_div(plan.num_units, few.num_warps), 1, 32 * few.num_warps,
+  const auto kernel = problem.gemm.n > kFewColumns ? few_columns<T, C, 2 * IS_MMA> : few_columns<T, C, IS_MMA>;
+  return launch_kernel(kernel, ceil_div(plan.num_units, few.num_warps), 1, 32 * few.num_warps,
                        few.num_warps * few.warp_bytes, executor, DirectWork(problem, plan, true), FewColumnsWork(few),
                        problem);
 }
@@ -115,15 +125,19 @@ Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Execut
 }  // namespace
 
 Status launch_few_columns(const FoldedProblem& problem, const DirectPlan& plan, bool is_mma, const Executor& executor) {
+  const bool is_wide = problem.gemm.dtype_c != problem.gemm.dtype_a;
   switch (problem.gemm.dtype_a) {
     case DType::f64:
-      return launch<double, false>(problem, plan, executor);
+      return launch<double, double, false>(problem, plan, executor);
     case DType::f16:
-      return launch<Half, true>(problem, plan, executor);
+      return is_wide ? launch<Half, float, true>(problem, plan, executor)
+                     : launch<Half, Half, true>(problem, plan, executor);
     case DType::bf16:
-      return launch<BFloat16, true>(problem, plan, executor);
+      return is_wide ? launch<BFloat16, float, true>(problem, plan, executor)
+                     : launch<BFloat16, BFloat16, true>(problem, plan, executor);
     default:
-      return is_mma ? launch<float, true>(problem, plan, executor) : launch<float, false>(problem, plan, executor);
+      return is_mma ? launch<float, float, true>(problem, plan, executor)
+                    : launch<float, float, false>(problem, plan, executor);
   }
 }
 

@@ -1,4 +1,4 @@
-// How few_columns.cu shares out a product of up to 8 columns, as plain data, and the time that takes. None of it
+// How few_columns.cu shares out a product of few columns, as plain data, and the time that takes. None of it
 // changes a bit of the result.
 #pragma once
 
@@ -11,7 +11,8 @@
 
 namespace tiledmm {
 
-inline constexpr int kFewColumns = 8, kFewColumnsMaxWarps = 4;
+// Columns of a matrix instruction, of which a warp has up to two; by multiply-adds there are no more than of one.
+inline constexpr int kFewColumns = 8, kMostFewColumns = 2 * kFewColumns, kFewColumnsMaxWarps = 4;
 
 // A warp copies `rows` rows of A and all columns of B, and has a product for each lane, or those of a matrix
 // instruction.
@@ -28,7 +29,7 @@ inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Ch
   constexpr int64_t kMostBytes = 40960;  // of a warp
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
-  if (p.n > kFewColumns || p.stride_ak != 1 || p.stride_bk != 1) return false;
+  if (p.n > (is_mma ? kMostFewColumns : kFewColumns) || p.stride_ak != 1 || p.stride_bk != 1) return false;
   if (copy_width(a, problem) < 16 || copy_width(b, problem) < 16) return false;
   plan.log_cols = p.n > 4 ? 3 : p.n > 2 ? 2 : p.n > 1 ? 1 : 0;
   plan.rows = is_mma ? 16 : 32 >> plan.log_cols;
@@ -51,12 +52,14 @@ inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Ch
 inline double few_columns_us(const DirectCosts& c, const FoldedProblem& problem, const FewColumnsPlan& plan,
                              bool is_mma, int num_cus) {
   const GemmProblem& p = problem.gemm;
-  const double size = double(size_of(p.dtype_a)), m = double(p.m), n = double(p.n), k = double(p.k);
+  const double size = double(size_of(p.dtype_a)), size_c = double(size_of(p.dtype_c)), m = double(p.m), n = double(p.n),
+               k = double(p.k);
   const int64_t units = ceil_div(p.m, plan.rows) * problem.batch_size;
   const double copies = double(plan.copies) * (plan.rows + n), steps = is_mma ? double(plan.padded_k) * size / 32 : k;
-  const double step = std::max<double>(c.few_step, is_mma ? c.multiply.value : c.fma.value);  // of slower chips
+  const double multiply = is_mma ? c.multiply * double(ceil_div(p.n, kFewColumns)) : c.fma.value;
+  const double step = std::max<double>(c.few_step, multiply);  // the latter: of slower chips, and of many columns
   const double work = 1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + step * steps);
-  const double memory = size * double(problem.batch_size) * (m * k + k * n + m * n) / c.few_rate;
+  const double memory = double(problem.batch_size) * (size * (m * k + k * n) + size_c * m * n) / c.few_rate;
   return c.few_start + 1e-3 * c.few_chain * steps +
          (work > memory ? work + c.overlap * memory : memory + c.overlap * work);
 }

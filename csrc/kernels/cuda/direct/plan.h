@@ -102,10 +102,11 @@ inline bool count_tiles(const FoldedProblem& problem, int64_t rows, int64_t cols
 inline void for_each_direct_plan(const DirectCosts& costs, const FoldedProblem& given, bool is_mma, const Chip& chip,
                                  PlanSearch& visit) {
   const FoldedProblem exchanged = transposed(given);
+  const int num_tiles = given.gemm.dtype_c == given.gemm.dtype_a ? kNumDirectTiles : 0;  // others they do not store
   for (const bool is_exchanged : {false, true}) {
     const FoldedProblem& problem = is_exchanged ? exchanged : given;
     const GemmProblem& p = problem.gemm;
-    for (int i = 0; i < kNumDirectTiles; ++i) {
+    for (int i = 0; i < num_tiles; ++i) {
       const DirectTile& tile = is_mma ? kDirectMmaTiles[i] : kDirectFmaTiles[i];
       const int lanes = is_mma ? 8 : 1;
       DirectPlan plan{};
@@ -121,7 +122,8 @@ inline void for_each_direct_plan(const DirectCosts& costs, const FoldedProblem& 
     const FoldedProblem& problem = is_exchanged ? exchanged : given;
     DirectPlan plan{};
     FewColumnsPlan& few = plan.few_columns;
-    if (!plan_few_columns(problem, is_mma, chip, few) || !count_tiles(problem, few.rows, kFewColumns, plan)) continue;
+    if (!plan_few_columns(problem, is_mma, chip, few) || !count_tiles(problem, few.rows, kMostFewColumns, plan))
+      continue;
     plan.tile = kNumDirectTiles, plan.is_exchanged = is_exchanged;
     visit(plan, few_columns_us(costs, problem, few, is_mma, chip.num_cus));
   }

@@ -22,8 +22,13 @@ const char* refuse_size(const FoldedProblem& problem, const Chip&) {
   return nullptr;
 }
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  const char* reason = refuse_tf32(problem.gemm, chip);
-  return reason ? reason : refuse_size(problem, chip);
+  if (const char* reason = refuse_tf32(problem.gemm, chip)) return reason;
+  FewColumnsPlan plan;
+  if (problem.gemm.dtype_c != problem.gemm.dtype_a && !plan_few_columns(problem, true, chip, plan) &&
+      !plan_few_columns(transposed(problem), true, chip, plan)) {
+    return "its C in fp32 has up to 16 rows or columns, and operands that lie along k, aligned to 16 bytes";
+  }
+  return refuse_size(problem, chip);
 }
 
 // In fp64, matrix instructions have the bits of multiply-adds in the order of k.
@@ -43,7 +48,8 @@ template <bool IS_MMA>
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const DirectPlan& own = plan.as<DirectPlan>();
   if (own.tile == kNumDirectTiles) {
-    fields.add_tile("warp", own.few_columns.rows, kFewColumns);
+    fields.add_tile("warp", own.few_columns.rows,
+                    round_up(own.is_exchanged ? problem.gemm.m : problem.gemm.n, kFewColumns));
     fields.add("path", "few_columns");
   } else if (IS_MMA && problem.gemm.dtype_a != DType::f64) {
     const DirectTile& tile = kDirectMmaTiles[own.tile];
@@ -63,6 +69,7 @@ const Rung direct_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
+    .takes = {.wide_result = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_plan<true>,

@@ -44,11 +44,11 @@ struct DirectWork {
   }
 };
 
-// A tile: its item, and its row and column among the tiles there.
-template <class T>
+// A tile: its item, and its row and column among the tiles there. C: the element of the result.
+template <class T, class C = T>
 struct DirectUnit {
   const T *a, *b;
-  T* c;
+  C* c;
   int32_t item, row, col;
 
   TILEDMM_DEVICE DirectUnit(const DirectWork& work, const FoldedProblem& problem, int32_t unit) {
@@ -59,10 +59,10 @@ struct DirectUnit {
     col = work.is_down ? line : place;
     a = static_cast<const T*>(work.a) + item * work.item_a;
     b = static_cast<const T*>(work.b) + item * work.item_b;
-    c = static_cast<T*>(work.c) + item * work.item_c;
+    c = static_cast<C*>(work.c) + item * work.item_c;
     if (work.has_more_dims) {
       const GemmProblem own = item_of<true>(problem, item);
-      a = static_cast<const T*>(own.a), b = static_cast<const T*>(own.b), c = static_cast<T*>(own.c);
+      a = static_cast<const T*>(own.a), b = static_cast<const T*>(own.b), c = static_cast<C*>(own.c);
     }
   }
 };
