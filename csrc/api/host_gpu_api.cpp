@@ -62,6 +62,14 @@ TILEDMM_API int32_t tiledmm_host_reduce(const ReduceProblem* problem, uint64_t s
   return finish(status, session, nullptr, nullptr, reason, capacity);
 }
 
+// Weights of attention; seed, result and reason are those of tiledmm_host_gemm.
+TILEDMM_API int32_t tiledmm_host_softmax(const SoftmaxProblem* problem, uint64_t seed, char* reason, size_t capacity) {
+  host_gpu::Session session;
+  session.seed = seed;
+  const Status status = run_softmax_on_gpu(*problem, host_gpu::executor_of(session), reason, capacity);
+  return finish(status, session, nullptr, nullptr, reason, capacity);
+}
+
 // Elements of 8 bits with scales; seed, result and reason are those of tiledmm_host_gemm. Counts may be null.
 TILEDMM_API int32_t tiledmm_host_quantize(const QuantizeProblem* problem, uint64_t seed, host_gpu::Counts* counts,
                                           char* reason, size_t capacity) {

@@ -269,6 +269,10 @@ Status tiledmm_reduce_gpu(const ReduceProblem* problem, const Executor* executor
   return run_reduce_on_gpu(*problem, *executor, reason, capacity);
 }
 
+Status tiledmm_softmax_gpu(const SoftmaxProblem* problem, const Executor* executor, char* reason, size_t capacity) {
+  return run_softmax_on_gpu(*problem, *executor, reason, capacity);
+}
+
 Status tiledmm_quantize_cpu(const QuantizeProblem* problem, const Executor* executor, char*, size_t) {
   return run_quantize_on_cpu(*problem, *executor);
 }

@@ -10,14 +10,15 @@
 #include "core/problem.h"
 #include "core/quantize.h"
 #include "core/reduce.h"
+#include "core/softmax.h"
 
 #define TILEDMM_API __attribute__((visibility("default")))
 
 extern "C" {
 
-// Grows with every incompatible change of this header, of executor.h, problem.h, elementwise.h, reduce.h or quantize.h.
-// Whoever loads the library compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 15;
+// Grows with every incompatible change of this header, of executor.h, problem.h, elementwise.h, reduce.h, softmax.h or
+// quantize.h. Whoever loads the library compares.
+inline constexpr int32_t TILEDMM_ABI_VERSION = 16;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a
@@ -46,6 +47,10 @@ TILEDMM_API tiledmm::Status tiledmm_elementwise_gpu(const tiledmm::ElementwisePr
 // Sums along a dimension on GPU executor->device_idx, asynchronously on executor->stream.
 TILEDMM_API tiledmm::Status tiledmm_reduce_gpu(const tiledmm::ReduceProblem* problem, const tiledmm::Executor* executor,
                                                char* reason, size_t capacity);
+
+// Weights of attention on GPU executor->device_idx, asynchronously on executor->stream.
+TILEDMM_API tiledmm::Status tiledmm_softmax_gpu(const tiledmm::SoftmaxProblem* problem,
+                                                const tiledmm::Executor* executor, char* reason, size_t capacity);
 
 // Elements of 8 bits with scales, on the CPU; on GPU executor->device_idx, asynchronously on executor->stream.
 TILEDMM_API tiledmm::Status tiledmm_quantize_cpu(const tiledmm::QuantizeProblem* problem,

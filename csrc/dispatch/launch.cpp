@@ -173,6 +173,12 @@ Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* 
                     [&] { return gpu::launch_reduce(problem, executor); });
 }
 
+Status run_softmax_on_gpu(const SoftmaxProblem& problem, Executor executor, char* reason, size_t capacity) {
+  const bool is_empty = problem.sizes[0] * problem.sizes[1] * problem.sizes[2] * problem.k == 0;
+  return run_on_gpu("softmax", is_empty, executor, reason, capacity,
+                    [&] { return gpu::launch_softmax(problem, executor); });
+}
+
 Status run_quantize_on_gpu(const QuantizeProblem& problem, Executor executor, char* reason, size_t capacity) {
   const bool is_empty = problem.m == 0 || (problem.k == 0 && problem.block != ScaleBlock::row);
   return run_on_gpu("a quantisation", is_empty, executor, reason, capacity,

@@ -6,6 +6,7 @@
 #include "core/problem.h"
 #include "core/quantize.h"
 #include "core/reduce.h"
+#include "core/softmax.h"
 
 namespace tiledmm {
 
@@ -21,6 +22,9 @@ Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor execut
 
 // Sums along a dimension, on GPU executor.device_idx; failures as above.
 Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity);
+
+// Weights of attention, on GPU executor.device_idx; failures as above.
+Status run_softmax_on_gpu(const SoftmaxProblem& problem, Executor executor, char* reason, size_t capacity);
 
 // Elements of 8 bits with scales, on the CPU or on GPU executor.device_idx; failures as above.
 Status run_quantize_on_cpu(const QuantizeProblem& problem, const Executor& executor);

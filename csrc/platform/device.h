@@ -8,6 +8,7 @@
 #include "core/plan.h"
 #include "core/quantize.h"
 #include "core/reduce.h"
+#include "core/softmax.h"
 
 namespace tiledmm::gpu {
 
@@ -24,6 +25,8 @@ TILEDMM_IF_LINKED bool use_device(int32_t idx, Device& device);
 TILEDMM_IF_LINKED Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor);
 // Sums along a dimension, on the executor's stream.
 TILEDMM_IF_LINKED Status launch_reduce(const ReduceProblem& problem, const Executor& executor);
+// Weights of attention, on the executor's stream.
+TILEDMM_IF_LINKED Status launch_softmax(const SoftmaxProblem& problem, const Executor& executor);
 // Elements of 8 bits with scales, on the executor's stream.
 TILEDMM_IF_LINKED Status launch_quantize(const QuantizeProblem& problem, const Executor& executor);
 // Why these, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.

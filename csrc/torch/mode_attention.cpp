@@ -1,13 +1,14 @@
 // The mode's attention: torch's own kernels, called in the way whose bits depend neither on the batch nor on chance.
-#include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "torch/matmul.h"
 #include "torch/mode.h"
+#include "torch/product.h"
+#include "torch/shapes.h"
 
 namespace tiledmm::mode {
 namespace {
@@ -77,6 +78,28 @@ struct ShareNoHeads : c10::OperatorKernel {
   Override& own;
 };
 
+// The weights of keys by contiguous scores of each head's queries, in the values' dtype.
+at::Tensor weights_of(const at::Tensor& scores, double scale, const std::optional<at::Tensor>& mask,
+                      at::ScalarType dtype) {
+  SoftmaxProblem problem{};
+  std::copy_n(scores.sizes().begin(), 3, problem.sizes);
+  problem.k = scores.size(3);
+  problem.x = scores.const_data_ptr<float>();
+  problem.scale = float(scale);
+  problem.dtype_mask = problem.dtype_y = *dtype_of(dtype);
+  at::Tensor expanded;
+  if (mask) {
+    expanded = mask->expand(scores.sizes());
+    problem.mask = expanded.const_data_ptr();
+    problem.dtype_mask = *dtype_of(expanded.scalar_type());
+    std::copy_n(expanded.strides().begin(), 4, problem.stride_mask);
+  }
+  const at::Tensor weights = at::empty(scores.sizes(), scores.options().dtype(dtype));
+  problem.y = weights.mutable_data_ptr();
+  run(problem, scores.device());
+  return weights;
+}
+
 // Attention of few queries by two products, which share out the keys where a block of torch's kernel takes all keys of
 // a head by itself.
 struct AttendByProducts : c10::OperatorKernel {
@@ -87,14 +110,16 @@ struct AttendByProducts : c10::OperatorKernel {
     const auto argument = [&](const char* name) { return argument_of(op, *stack, name); };
     const at::Tensor query = argument("query").toTensor(), key = argument("key").toTensor();
     const bool is_inference = !argument("compute_log_sumexp").toBool() && argument("dropout_p").toDouble() == 0;
-    if (!is_inference || argument("is_causal").toBool() || query.size(2) > kMostQueries) return own.call(*stack);
+    const auto mask = argument("attn_bias").toOptional<at::Tensor>();
+    const at::ScalarType dtype = query.scalar_type();
+    const bool is_served_mask = !mask || mask->scalar_type() == at::kFloat || mask->scalar_type() == dtype;
+    const bool are_few = query.size(2) <= kMostQueries && query.size(0) * query.size(1) * query.size(2) <= INT32_MAX;
+    if (!is_inference || argument("is_causal").toBool() || !are_few || !is_served_mask) return own.call(*stack);
     own.served.count(own.row.detail);
     const double scale = argument("scale").toOptional<double>().value_or(1 / std::sqrt(double(query.size(3))));
-    at::Tensor scores = matmul_op().call(query, key.mT(), "auto", at::kFloat).mul_(scale);
-    const auto bias = argument("attn_bias").toOptional<at::Tensor>();
-    scores = bias ? at::_safe_softmax(scores.add_(*bias), -1) : at::softmax(scores, -1);
-    const at::Tensor out =
-        matmul_op().call(scores.to(query.scalar_type()), argument("value").toTensor(), "auto", std::nullopt);
+    const at::Tensor scores = matmul_op().call(query, key.mT(), "auto", at::kFloat);
+    const at::Tensor weights = weights_of(scores, scale, mask, dtype);
+    const at::Tensor out = matmul_op().call(weights, argument("value").toTensor(), "auto", std::nullopt);
     torch::jit::drop(*stack, op.schema().arguments().size());
     // No logarithms of sums, which gradients need, and no state of a dropout.
     torch::jit::push(*stack, out, at::empty({query.size(0), query.size(1), 0}, query.options().dtype(at::kFloat)),

@@ -129,14 +129,23 @@ void run(const ElementwiseProblem& problem, c10::Device device) {
   outcome.raise();
 }
 
-void run(const ReduceProblem& problem, c10::Device device) {
+namespace {
+
+// By a function of the library that GPUs alone have.
+template <class Problem, class Function>
+void run_on_gpu(const Problem& problem, c10::Device device, const Function& function) {
   const c10::DeviceGuard guard(device);
   GpuWorkspace workspace{device, {}};
   const Executor executor = torch_gpu_executor(workspace);
   Outcome outcome;
-  outcome.status = tiledmm_reduce_gpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
+  outcome.status = function(&problem, &executor, outcome.reason, sizeof outcome.reason);
   outcome.raise();
 }
+
+}  // namespace
+
+void run(const ReduceProblem& problem, c10::Device device) { run_on_gpu(problem, device, tiledmm_reduce_gpu); }
+void run(const SoftmaxProblem& problem, c10::Device device) { run_on_gpu(problem, device, tiledmm_softmax_gpu); }
 
 void run(const QuantizeProblem& problem, c10::Device device) {
   Outcome outcome;

@@ -1,0 +1,94 @@
+"""Weights of attention: the GPU's kernel, run by the host executor, against float64.
+
+Planted bugs that these tests caught: the barrier left out; lanes, or groups of lanes, not merged; the largest of the
+first elements for all of a long row; elements beyond the end; another head's or query's mask.
+"""
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_tiledmm import host_gpu
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+class SoftmaxProblem(ctypes.Structure):  # csrc/core/softmax.h
+    _fields_ = [
+        ("sizes", ctypes.c_int64 * 3),
+        ("k", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("dtype_mask", ctypes.c_int32),
+        ("dtype_y", ctypes.c_int32),
+        ("mask", ctypes.c_void_p),
+        ("stride_mask", ctypes.c_int64 * 4),
+        ("y", ctypes.c_void_p),
+    ]
+
+
+def softmax(x: Tensor, scale: float, mask: Tensor | None, dtype: torch.dtype, *, warp_size=32, seed=3) -> Tensor:
+    """Of scores with four dimensions; the mask is expanded to them."""
+    y = torch.full(x.shape, torch.nan, dtype=dtype)
+    address, strides, dtype_mask = None, (0, 0, 0, 0), dtype
+    if mask is not None:
+        address, strides, dtype_mask = mask.data_ptr(), mask.expand(x.shape).stride(), mask.dtype
+    problem = SoftmaxProblem(
+        *((ctypes.c_int64 * 3)(*x.shape[:3]), x.shape[3], x.data_ptr(), scale),
+        *(DTYPES.index(dtype_mask), DTYPES.index(dtype), address, (ctypes.c_int64 * 4)(*strides), y.data_ptr()),
+    )
+    reason = ctypes.create_string_buffer(256)
+    call = host_gpu._library(warp_size).tiledmm_host_softmax
+    assert call(ctypes.byref(problem), ctypes.c_uint64(seed), reason, ctypes.c_size_t(256)) == 0, reason.value
+    return y
+
+
+def some_mask(case: str, k: int, dtype: torch.dtype) -> Tensor:
+    """Of (2, 3, 2, k): numbers, and minus infinity for about a third of the keys, in one row for all of them."""
+    if case == "keys":
+        shape, strides = (2, 1, 1, k), (k, 0, 0, 1)
+    elif case == "apart":
+        shape, strides = (2, 3, 2, k), (6 * k + 1, 2, 1, 6)
+    else:
+        shape, strides = (2, 3, 2, k), (6 * k, 2 * k, k, 1)
+    memory = torch.randn(12 * k + 2)
+    memory[torch.rand(memory.shape) < 0.3] = -torch.inf
+    mask = memory.to(dtype).as_strided(shape, strides)
+    mask[1, -1, -1] = -torch.inf
+    return mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("k", (1, 31, 100, 257, 1024, 1025, 4099))
+def test_softmax(k, dtype):
+    """An exponent has an error of its own magnitude times a unit, a sum one unit for each addition of its path."""
+    x = torch.randn(2, 3, 2, k) * 20
+    x[0, 1, 1] += torch.arange(k)  # the largest one comes late
+    cases = itertools.product(("keys", "apart", "whole"), (dtype, torch.float))
+    for i, mask in enumerate([None, *(some_mask(case, k, own) for case, own in cases)]):
+        scores = 0.125 * x.double() + (0 if mask is None else mask.double())
+        exact = torch.nan_to_num(scores.softmax(-1), nan=0.0)
+        y = softmax(x, 0.125, mask, dtype, warp_size=32 << i % 2, seed=i)
+        span = scores.masked_fill(scores.isinf(), 0).abs().amax(-1, keepdim=True)
+        limit = (torch.finfo(dtype).eps + (4 * span + 24 + k / 1024) * 2**-23) * exact + torch.finfo(dtype).tiny
+        assert ((y.double() - exact).abs() <= limit).all()
+        assert mask is None or not y[1, -1, -1].any()
+
+
+def test_a_row_has_the_bits_that_it_has_alone():
+    x, mask = torch.randn(4, 2, 3, 1500), torch.randn(4, 1, 3, 1500).bfloat16()
+    whole = softmax(x, 0.3, mask, torch.bfloat16)
+    for i, j, r in itertools.product((0, 3), (0, 1), (0, 2)):
+        one, its = x[i : i + 1, j : j + 1, r : r + 1].contiguous(), mask[i : i + 1, :, r : r + 1]
+        assert torch.equal(softmax(one, 0.3, its, torch.bfloat16)[0, 0, 0], whole[i, j, r])
+
+
+def test_what_is_not_a_number():
+    x = torch.randn(1, 1, 3, 40)
+    x[0, 0, 0, 7], x[0, 0, 1, 33] = torch.nan, torch.inf
+    y = softmax(x, 1.0, None, torch.float32)
+    assert y[0, 0, :2].isnan().all() and y[0, 0, 2].isfinite().all()
+    assert softmax(x[:, :, :, :0], 1.0, None, torch.float32).shape == (1, 1, 3, 0)
