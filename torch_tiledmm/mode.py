@@ -79,14 +79,7 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
     Raises:
         ValueError: a word that is not accepted.
     """
-    settings = _Settings(algorithm, tuple(devices), tuple(cover))
-    check_algorithm(algorithm)
-    for name, given, accepted in (
-        ("devices", settings.devices, DEVICES),
-        ("cover", settings.cover, COVER + ON_REQUEST),
-    ):
-        if unknown := [word for word in given if word not in accepted]:
-            raise ValueError(f"{name}: got {unknown[0]!r}, expected some of {', '.join(accepted)}")
+    settings = _checked(algorithm, devices, cover)
     if _Process.settings is None:
         torch.ops.tiledmm._clear_mode_counts()
     if _has_compiled():
@@ -96,6 +89,18 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
             stacklevel=2,
         )
     _apply(settings)
+
+
+def _checked(algorithm: str, devices: Iterable[str], cover: Iterable[str]) -> _Settings:
+    check_algorithm(algorithm)
+    words = []
+    for name, given, accepted in (("devices", devices, DEVICES), ("cover", cover, COVER + ON_REQUEST)):
+        if isinstance(given, str):
+            raise ValueError(f"{name}: got {given!r}, expected words in a list, as [{given!r}]")
+        words.append(tuple(given))
+        if unknown := [word for word in words[-1] if word not in accepted]:
+            raise ValueError(f"{name}: got {unknown[0]!r}, expected some of {', '.join(accepted)}")
+    return _Settings(algorithm, *words)
 
 
 def disable() -> None:
@@ -114,13 +119,13 @@ class enabled(ContextDecorator):
     def __init__(
         self, algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER
     ) -> None:
-        self._arguments = (algorithm, tuple(devices), tuple(cover))
+        self._settings = _checked(algorithm, devices, cover)
         self._before: list[_Settings | None] = []
 
     def __enter__(self) -> enabled:
         before = _Process.settings
-        algorithm, devices, cover = self._arguments
-        enable(algorithm, devices=devices, cover=cover)
+        own = self._settings
+        enable(own.algorithm, devices=own.devices, cover=own.cover)
         self._before.append(before)
         return self
 

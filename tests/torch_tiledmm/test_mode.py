@@ -304,7 +304,7 @@ def test_algorithms():
         expect(a @ b, (a, b, 1))
         (calls,) = torch_tiledmm.report().served
         assert kernel is None or calls.by.startswith(kernel)
-    for arguments in ({"algorithm": "fast"}, {"devices": ["gpu"]}, {"cover": ["all"]}):
+    for arguments in ({"algorithm": "fast"}, {"devices": ["gpu"]}, {"devices": "cpu"}, {"cover": ["all"]}):
         with pytest.raises(ValueError, match="got"):
             torch_tiledmm.enable(**arguments)
 
