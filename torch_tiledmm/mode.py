@@ -62,8 +62,8 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
         cover: what of a program is covered, by default all of it.
             "products": mm, addmm, bmm, baddbmm, mv, addmv, dot, vdot, _addmm_activation in all forms, on a CPU
             _grouped_mm, and what calls them, for float32, float64, float16 and bfloat16, and _scaled_mm with scales by
-            tensor or row and _scaled_grouped_mm of groups of rows, for which use_fast_accum changes nothing. The rest
-            goes to torch's own kernels.
+            tensor, row or block and _scaled_grouped_mm of groups of rows, for which use_fast_accum changes nothing, as
+            well as torch.nn.functional's functions of these names. The rest goes to torch's own kernels.
             "reductions": on GPUs sums, means, variances and norms in float32 and float64, and running sums, in an
             order that the batch does not change. torch's own in 16 bits do not vary.
             "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow, rsqrt, exp2, sinh, cosh, atan2 and hypot

@@ -281,7 +281,7 @@ Kernel grouped(Override& own) {
   });
 }
 
-// Scaled products of torch's own two recipes, by tensor and by row: on a GPU by a kernel that reads 8 bits alone. Sums
+// Scaled products of torch's own recipes, by tensor, row and block: on a GPU by a kernel that reads 8 bits alone. Sums
 // are as accurate with use_fast_accum as without.
 struct ScaledCall {
   const Tensor &a, &b, &scale_a, &scale_b;
@@ -324,11 +324,13 @@ const char* multiply_scaled(Override& own, const ScaledCall& call, Tensor& out) 
   if (const char* reason = refuse_scaled(call, result)) return reason;
   if (out.defined() && out.scalar_type() != result) return "a result of another dtype";
   if (!fit<2, 2>(call.a, call.b)) return "shapes that do not fit";
-  const at::IntArrayRef of_rows[] = {call.scale_a.sizes(), call.scale_b.sizes()};
+  const int64_t k_blocks = scale_blocks(call.a.size(1));
+  const at::IntArrayRef scale_a = call.scale_a.sizes(), scale_b = call.scale_b.sizes();
   const bool is_by_tensor = call.scale_a.numel() == 1 && call.scale_b.numel() == 1;
-  if (!is_by_tensor && !(of_rows[0].equals({call.a.size(0), 1}) && of_rows[1].equals({1, call.b.size(1)}))) {
-    return "scales other than by tensor and by row";
-  }
+  const bool is_by_row = scale_a.equals({call.a.size(0), 1}) && scale_b.equals({1, call.b.size(1)});
+  const bool may_be_by_block =
+      scale_a.size() == 2 && scale_b.size() == 2 && scale_a[1] == k_blocks && scale_b[0] == k_blocks;
+  if (!is_by_tensor && !is_by_row && !may_be_by_block) return "scales other than by tensor, row and block";
   std::optional<ScaledShape<int64_t>> shape;
   ProductDtypes dtypes;
   try {
@@ -380,6 +382,80 @@ Kernel scaled_out(Override& own) {
   });
 }
 
+// torch.nn.functional.scaled_mm: what scales are for is said by numbers (torch.nn.functional.ScalingType).
+enum Recipe : int64_t { of_tensor = 0, of_rows = 1, of_1x128 = 4, of_128x128 = 5 };
+struct RecipeCall {
+  at::TensorList scale_a;
+  at::IntArrayRef recipe_a, swizzle_a;
+  at::TensorList scale_b;
+  at::IntArrayRef recipe_b, swizzle_b, contraction_dim;
+};
+
+// Why a call is none of ours by its recipes; null if it may be.
+const char* refuse_recipes(const RecipeCall& call) {
+  const auto is_plain = [](at::IntArrayRef swizzle) { return swizzle.empty() || swizzle.equals({0}); };
+  if (!is_plain(call.swizzle_a) || !is_plain(call.swizzle_b)) return "scales in an order of their own";
+  if (!call.contraction_dim.empty()) return "dimensions that are named";
+  if (call.scale_a.size() != 1 || call.scale_b.size() != 1 || call.recipe_a.size() != 1 || call.recipe_b.size() != 1)
+    return "several scales for an operand";
+  const auto kind = [](int64_t recipe) { return recipe == of_128x128 ? int64_t{of_1x128} : recipe; };
+  const int64_t own = kind(call.recipe_a[0]);
+  const bool is_ours = own == of_tensor || own == of_rows || own == of_1x128;
+  return is_ours && own == kind(call.recipe_b[0]) ? nullptr : "scales other than by tensor, row and block";
+}
+
+// A's scales of blocks in the order of _scaled_mm, or B's as those of its transposed view; undefined: they have another
+// shape. Those of 128 x 128 come with as many rows as a multiple of four that has room for the blocks of k.
+Tensor in_order(const Tensor& scale, int64_t recipe, int64_t rows, int64_t k) {
+  const int64_t k_blocks = scale_blocks(k);
+  if (recipe == of_1x128) return scale.sizes().equals({rows, k_blocks}) ? scale : Tensor();
+  const bool fits = scale.sizes().equals({(k_blocks + 3) / 4 * 4, scale_blocks(rows)});
+  return fits ? scale.narrow(0, 0, k_blocks).t() : Tensor();
+}
+
+const char* multiply_by_recipe(Override& own, const Tensor& a, const Tensor& b, const RecipeCall& by,
+                               const std::optional<Tensor>& bias, OptionalDtype out_dtype, Tensor& out) {
+  if (const char* reason = refuse_recipes(by)) return reason;
+  Tensor scale_a = by.scale_a[0], scale_b = by.scale_b[0];
+  if (by.recipe_a[0] >= of_1x128) {
+    if (!fit<2, 2>(a, b)) return "shapes that do not fit";
+    scale_a = in_order(scale_a, by.recipe_a[0], a.size(0), a.size(1));
+    scale_b = in_order(scale_b, by.recipe_b[0], b.size(1), b.size(0));
+    if (!scale_a.defined() || !scale_b.defined()) return "operands that do not fit";
+    scale_b = scale_b.t();
+  }
+  return multiply_scaled(own, {a, b, scale_a, scale_b, bias, std::nullopt, out_dtype}, out);
+}
+Kernel scaled_by_recipe(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, at::TensorList scale_a, at::IntArrayRef recipe_a,
+                       at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
+                       at::IntArrayRef swizzle_b, const std::optional<Tensor>& bias,
+                       std::optional<at::ScalarType> out_dtype, at::IntArrayRef contraction_dim, bool use_fast_accum) {
+    Tensor out;
+    const RecipeCall by{scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, contraction_dim};
+    const char* reason = multiply_by_recipe(own, a, b, by, bias, out_dtype, out);
+    if (!reason) return out;
+    own.left.count(reason);
+    return own.call_original(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype,
+                             contraction_dim, use_fast_accum);
+  });
+}
+Kernel scaled_by_recipe_out(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, at::TensorList scale_a, at::IntArrayRef recipe_a,
+                       at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
+                       at::IntArrayRef swizzle_b, const std::optional<Tensor>& bias,
+                       std::optional<at::ScalarType> out_dtype, at::IntArrayRef contraction_dim, bool use_fast_accum,
+                       Tensor& out) -> Tensor& {
+    const RecipeCall by{scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, contraction_dim};
+    const char* reason = multiply_by_recipe(own, a, b, by, bias, out_dtype, out);
+    if (!reason) return out;
+    own.left.count(reason);
+    own.call_original(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype,
+                      contraction_dim, use_fast_accum, out);
+    return out;
+  });
+}
+
 // The same of groups of rows, by torch's one recipe: scales of rows of a and of columns of each b.
 const char* multiply_scaled_groups(Override& own, const ScaledCall& call, const std::optional<Tensor>& offs,
                                    Tensor& out) {
@@ -422,6 +498,22 @@ Kernel scaled_grouped(Override& own) {
   });
 }
 
+Kernel scaled_grouped_by_recipe(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, at::TensorList scale_a, at::IntArrayRef recipe_a,
+                       at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
+                       at::IntArrayRef swizzle_b, const std::optional<Tensor>& offs, const std::optional<Tensor>& bias,
+                       std::optional<at::ScalarType> out_dtype, at::IntArrayRef contraction_dim, bool use_fast_accum) {
+    Tensor out;
+    const char* reason = refuse_recipes({scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, contraction_dim});
+    if (!reason)
+      reason = multiply_scaled_groups(own, {a, b, scale_a[0], scale_b[0], bias, std::nullopt, out_dtype}, offs, out);
+    if (!reason) return out;
+    own.left.count(reason);
+    return own.call_original(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, offs, bias, out_dtype,
+                             contraction_dim, use_fast_accum);
+  });
+}
+
 }  // namespace
 
 // aten's other operators of products, addbmm, dot.out and vdot.out among them, call these.
@@ -457,7 +549,10 @@ const std::vector<Row>& products() {
       {"_grouped_mm", grouped},
       {"_scaled_mm", scaled},
       {"_scaled_mm.out", scaled_out},
+      {"_scaled_mm_v2", scaled_by_recipe},
+      {"_scaled_mm_v2.out", scaled_by_recipe_out},
       {"_scaled_grouped_mm", scaled_grouped},
+      {"_scaled_grouped_mm_v2", scaled_grouped_by_recipe},
   };
   return rows;
 }

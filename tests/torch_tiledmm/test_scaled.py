@@ -381,6 +381,38 @@ def test_the_mode(mode):
     assert (served["_scaled_mm"], served["_scaled_mm.out"], left) == (12, 24, set())
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="this torch has no scaled_mm")
+def test_the_mode_serves_recipes(mode):
+    """torch's own shapes of scales: those of 1 x 128 of b lie like b's columns, those of 128 x 128 with k first."""
+    m, n, k = 33, 140, 300
+    names = torch.nn.functional.ScalingType
+    of_k, padded = blocks(k), torch.nn.functional.pad
+    kinds = {
+        "tensor": (names.TensorWise, names.TensorWise),
+        "rows": (names.RowWise, names.RowWise),
+        "1x128 and 128x128": (names.BlockWise1x128, names.BlockWise128x128),
+        "1x128 and 1x128": (names.BlockWise1x128, names.BlockWise1x128),
+        "128x128 and 1x128": (names.BlockWise128x128, names.BlockWise1x128),
+    }
+    for (recipe, (kind_a, kind_b)), out_dtype in itertools.product(kinds.items(), OUT_DTYPES):
+        a, b, scale_a, scale_b = operands(recipe, m, n, k, (E4M3, E5M2))
+        bias = torch.randn(n).to(out_dtype)
+        expected = scaled_matmul(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype)
+        if "128" in recipe:
+            assert_same_bits(torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=out_dtype), expected)
+        own_a = padded(scale_a.T, (0, 0, 0, -of_k % 4)) if kind_a == names.BlockWise128x128 else scale_a
+        own_b = scale_b.T if kind_b == names.BlockWise1x128 else scale_b
+        own_b = padded(scale_b, (0, 0, 0, -of_k % 4)) if kind_b == names.BlockWise128x128 else own_b
+        given = a, b, own_a, kind_a, own_b, kind_b
+        out = torch.nn.functional.scaled_mm(*given, bias=bias, output_dtype=out_dtype)
+        assert_same_bits(out, expected)
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        torch.nn.functional.scaled_mm(*given[:4], own_b.T.contiguous(), names.BlockWise1x128)
+    assert "tiledmm" not in str(error.value)
+    served, left = counts()
+    assert (served["_scaled_mm_v2"], served["_scaled_mm"], left) == (15, 9, {"operands that do not fit"})
+
+
 def test_what_the_mode_leaves_to_torch(mode):
     a, b, scale_a, scale_b = operands("tensor", 32, 48, 64)
     scale_b = scale_b.reshape(())
@@ -398,7 +430,7 @@ def test_what_the_mode_leaves_to_torch(mode):
     served, left = counts()
     assert "_scaled_mm" not in served and left == {
         "a result of another dtype",
-        "scales other than by tensor and by row",
+        "scales other than by tensor, row and block",
     }
 
 
