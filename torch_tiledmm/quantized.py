@@ -163,7 +163,7 @@ class QuantizedLinear(TiledLinear):
         """Whether the 8 bits are those of `weight`: others may have been loaded."""
         if weight.is_meta or self.weight.is_meta:
             return weight.is_meta and self.weight.is_meta
-        q, scale = _stored_by_torchao(weight) or quantized_weight(self.precision, weight)
+        q, scale = _stored_by_torchao(weight, self.precision) or quantized_weight(self.precision, weight)
         q, scale = q.to(self.weight.device), scale.to(self.weight.device)
         if q.shape != self.weight.shape or scale.shape != self.weight_scale.shape:
             return False
@@ -228,7 +228,7 @@ def quantize_linear(
         if reason:
             swap.skipped.append((name, reason))
             continue
-        of_torchao = _stored_by_torchao(module.weight)
+        of_torchao = _stored_by_torchao(module.weight, recipe)
         kept = module._parameters["weight"] if keeps_weights or of_torchao is not None else None
         stored = quantized_weight(recipe, module.weight) if of_torchao is None else of_torchao
         _store(module, recipe, stored, kept)
@@ -262,7 +262,7 @@ def _reason_to_keep(module: nn.Linear, recipe: str) -> str:
     if _is_bypassed(module):
         return "a forward was put on it, which may read its weight; remove that, quantise, put it back"
     weight = getattr(module, "weight", None)
-    of_torchao = _stored_by_torchao(weight)
+    of_torchao = _stored_by_torchao(weight, recipe)
     if of_torchao is not None:
         return _misfit(*of_torchao, module, recipe)
     if reason := obstacle(module):
@@ -276,19 +276,23 @@ def _reason_to_keep(module: nn.Linear, recipe: str) -> str:
     return ""
 
 
-def _stored_by_torchao(weight: object) -> tuple[Tensor, Tensor] | None:
+def _stored_by_torchao(weight: object, recipe: str) -> tuple[Tensor, Tensor] | None:
     """Elements of 8 bits and scales of a Float8Tensor of torchao, which need not be installed."""
     if type(weight).__name__ != "Float8Tensor" or not hasattr(weight, "qdata") or not hasattr(weight, "scale"):
         return None
     q, scale = weight.qdata, weight.scale.float()
     if scale.numel() == 1:
-        scale = scale.reshape(1, 1).expand(q.shape[0], 1).contiguous()
+        scale = scale.reshape(1, 1).expand(_scales_shape(recipe, *q.shape)).contiguous()
     return q, scale.unsqueeze(1) if scale.dim() == 1 else scale
+
+
+def _scales_shape(recipe: str, rows: int, k: int) -> tuple[int, int]:
+    return (-(-rows // 128), -(-k // 128)) if recipe == "fp8_block" else (rows, 1)
 
 
 def _misfit(q: Tensor, scale: Tensor, module: nn.Linear, recipe: str) -> str:
     rows, k = module.out_features, module.in_features
-    shape = (-(-rows // 128), -(-k // 128)) if recipe == "fp8_block" else (rows, 1)
+    shape = _scales_shape(recipe, rows, k)
     if q.dtype != torch.float8_e4m3fn:
         return f"its weight is a Float8Tensor of {q.dtype}; quantised are those of torch.float8_e4m3fn"
     if q.shape != (rows, k):

@@ -613,7 +613,7 @@ def test_weights_of_torchao():
     stored["turned"] = of_rows[0].mT, of_rows[1]
     x = torch.randn(5, 200).bfloat16()
     for recipe, taken in (("fp8_row", {"rows", "tensor"}), ("fp8_weight_only", {"rows", "tensor"}),
-                          ("fp8_block", {"blocks"})):  # fmt: skip
+                          ("fp8_block", {"blocks", "tensor"})):  # fmt: skip
         model = nn.ModuleDict({name: nn.Linear(200, 300, bias=False) for name in stored})
         for name, own in stored.items():
             model[name].weight = nn.Parameter(Float8Tensor(*own), requires_grad=False)
@@ -626,7 +626,7 @@ def test_weights_of_torchao():
         for name in taken:
             q, scale = stored[name]
             expected = QuantizedLinear(200, 300, bias=False, precision=recipe)
-            expected.weight, expected.weight_scale = q, scale.expand(300, 1) if name == "tensor" else scale
+            expected.weight, expected.weight_scale = q, scale.expand_as(expected.weight_scale)
             assert_same_bits(model[name](x), expected(x))
         restore_linear(model)
         assert all(model[name].weight is own for name, own in weights.items())
