@@ -140,6 +140,24 @@ TILEDMM_PTX void cluster_arrive() { asm volatile("barrier.cluster.arrive.release
 TILEDMM_PTX void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 TILEDMM_PTX void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
+// By a thread's own copies: "cp.async" of a word, or of a zero, whose address is not read.
+TILEDMM_PTX void cp_async_word(uint32_t smem, const float* from, bool is_inside) {
+  asm volatile(
+      "{\n"
+      ".reg .pred beyond;\n"
+      "setp.eq.b32 beyond, %2, 0;\n"
+      "cp.async.ca.shared.global [%0], [%1], 4, beyond;\n"
+      "}\n" ::"r"(smem),
+      "l"(from), "r"(int(is_inside))
+      : "memory");
+}
+TILEDMM_PTX void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the thread's PENDING newest groups have arrived; others see them after a barrier.
+template <int PENDING>
+TILEDMM_PTX void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
 // ---- barriers, launches, registers ----
 
 // Some of the block's warps: "barrier{.cta}".
@@ -180,6 +198,12 @@ TILEDMM_PTX uint32_t load_shared_short(uint32_t smem) {
   uint16_t bits;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(smem) : "memory");
   return bits;
+}
+
+TILEDMM_PTX uint32_t load_shared_word(uint32_t smem) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(smem) : "memory");
+  return word;
 }
 
 TILEDMM_PTX uint2 load_shared_pair(uint32_t smem) {

@@ -42,93 +42,84 @@ struct Half<Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>> {
   using Type = Fp8Config<TYPE_A, TYPE_B, C, kHalfFp8Tile, FACTORS>;
 };
 
-// The factors of the sums of one step: of a thread's two rows, and of its columns where they have one; else where
-// theirs begin in shared memory.
+// The factors of the sums of one step: of a thread's two rows, and of its columns: one, or where theirs begin in shared
+// memory.
 struct StepFactors {
-  float rows[2], column;
-  uint32_t columns;
+  uint2 rows;
+  uint32_t column;
 };
 
-// The factors that a stage's steps need are on their way while the stage before it is multiplied. Beyond C, another's
-// factor serves: what it multiplies is not stored. Beyond k it is zero, like the sums there.
+// Factors of blocks pass through shared memory, where what is stored lies otherwise. A consumer's threads copy those of
+// a stage as many stages ahead as there is room for: what multiplies is faster than a word comes from memory. Beyond C,
+// another's factor serves: what it multiplies is not stored. Beyond k it is zero, like the sums there.
 template <class Cfg, class Piece>
 struct BlockFactors {
   static constexpr bool kByColumn = Cfg::kFactors == Factors::columns;
-  static constexpr int kColumns = kByColumn ? 1 : Piece::kBlockN / Piece::kPartN;  // of a k tile: one for each part
-  struct OfTile {
-    float rows[2], columns[kColumns];
-  };
-  int rows[2], columns, part_step, num_k_tiles;  // elements behind the operand's first factor
-  OfTile own[Cfg::kTilesOfStage], next[Cfg::kTilesOfStage];
+  static constexpr int kColumns = kByColumn ? Piece::kBlockN : Piece::kBlockN / Piece::kPartN;  // of a k tile
+  static constexpr int kOfTile = 64 + (kColumns + 3) / 4 * 4, kOfStage = Cfg::kTilesOfStage * kOfTile;
+  static constexpr int kWords = (kOfStage + kWarpgroup - 1) / kWarpgroup;  // of a thread
+  // Sums are added a step late, when a thread that is ahead copies: two stages' factors are read meanwhile.
+  static constexpr int kFitting = Cfg::kStoreBytes / (kOfStage * 4), kBuffers = kFitting < 8 ? kFitting : 8,
+                       kAhead = kBuffers - 2;
+  static_assert(kAhead >= 3, "stages on their way");
+  const float* from[kWords];
+  int step[kWords];                                  // between stages
+  uint32_t smem;                                     // the consumer's place
+  int num_k_tiles, barrier_id, to = 0, buffer = -1;  // to: of the next copies; buffer: of the stage that is multiplied
 
-  __device__ __forceinline__ BlockFactors(const Arguments& args, const Place& at, int row)
-      : columns(int(args.scale_b.offset(min(at.col, args.n - 1), 0)) + at.scales_b),
-        part_step(at.col + Piece::kPartN < args.n ? int(args.scale_b.stride_row) : 0),
-        num_k_tiles(at.num_k_tiles) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) rows[h] = int(args.scale_a.offset(min(row + 8 * h, args.m - 1), 0));
-    load(args, 0);
+  // Pairs of rows and fours of columns lie together that a thread has of a step.
+  __device__ __forceinline__ static int row_at(int i) { return i / 16 * 16 + i % 2 * 8 + i % 16 / 2; }
+  __device__ __forceinline__ static int column_at(int i) {
+    return kByColumn ? i / 16 * 16 + i % 4 / 2 * 8 + i % 16 / 4 * 2 + i % 2 : min(i, kColumns - 1) * Piece::kPartN;
   }
-  __device__ __forceinline__ void load(const Arguments& args, int first_k_tile) {
+
+  __device__ __forceinline__ BlockFactors(const Arguments& args, const Place& at, char* buffers, int row,
+                                          int barrier_id)
+      : smem(smem_address(buffers)), num_k_tiles(at.num_k_tiles), barrier_id(barrier_id) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
-      const bool is_inside = first_k_tile + i < num_k_tiles;
-      const int k_tile = is_inside ? first_k_tile + i : 0;
-      const float* of_rows = args.scale_a.data + k_tile * int(args.scale_a.stride_k);
-      const float* of_columns = args.scale_b.data + k_tile * int(args.scale_b.stride_k);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) next[i].rows[h] = is_inside ? __ldg(of_rows + rows[h]) : 0;
-#pragma unroll
-      for (int part = 0; part < kColumns; ++part) {
-        const int step = part * Piece::kPartN / kScaledK * part_step;
-        next[i].columns[part] = kByColumn || !is_inside ? 0 : __ldg(of_columns + columns + step);
-      }
+    for (int i = 0; i < kWords; ++i) {
+      const int tile = place(i) / kOfTile, own = place(i) % kOfTile;
+      const bool is_row = own < 64;
+      const int stride = int(is_row ? args.scale_a.stride_k : args.scale_b.stride_k);
+      const int64_t first = is_row
+                                ? args.scale_a.offset(min(row + row_at(own), args.m - 1), 0)
+                                : args.scale_b.offset(min(at.col + column_at(own - 64), args.n - 1), 0) + at.scales_b;
+      from[i] = (is_row ? args.scale_a.data : args.scale_b.data) + first + tile * stride;
+      step[i] = Cfg::kTilesOfStage * stride;
     }
-  }
-  __device__ __forceinline__ void begin_stage(const Arguments& args, int k_tile) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i) own[i] = next[i];
-    load(args, k_tile + Cfg::kTilesOfStage);
-  }
-  __device__ __forceinline__ StepFactors of_step(int tile, int part) const {
-    return {{own[tile].rows[0], own[tile].rows[1]}, own[tile].columns[kByColumn ? 0 : part], 0};
-  }
-};
-
-// Factors of columns that have one each. A thread fetches one of a stage's while the stage before it is multiplied, and
-// hands it to the consumer's other threads. Sums are added a step late, when the next stage's factors are there as
-// well, and a thread may be a stage ahead of another: four stages have room, where what is stored lies otherwise.
-template <class Cfg, class Piece>
-struct ColumnFactors {
-  static constexpr int kCount = Cfg::kTilesOfStage * Piece::kBlockN, kBuffers = 4;
-  static_assert(kCount <= kWarpgroup && kBuffers * kCount * 4 <= Cfg::kStoreBytes, "one for a thread; they have room");
-  int first, stride_k, left;  // its first, elements behind the operand's first; k tiles from it to the end
-  int barrier_id, buffer = 0;
-  uint32_t smem;
-  float next;
-
-  __device__ __forceinline__ ColumnFactors(const Arguments& args, char* buffers, int num_k_tiles, int col,
-                                           int barrier_id)
-      : stride_k(int(args.scale_b.stride_k)), barrier_id(barrier_id), smem(smem_address(buffers)) {
-    const int thread = threadIdx.x % kWarpgroup, tile = thread / Piece::kBlockN;
-    first = int(args.scale_b.offset(min(col + thread % Piece::kBlockN, args.n - 1), 0)) + tile * stride_k;
-    left = thread < kCount ? num_k_tiles - tile : 0;
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
     named_barrier_sync(barrier_id, kWarpgroup);  // what is stored has left
-    load(args, 0);
+#pragma unroll 1
+    for (int i = 0; i < kAhead; ++i) copy(i * Cfg::kTilesOfStage);
   }
-  __device__ __forceinline__ void load(const Arguments& args, int k_tile) {
-    next = k_tile < left ? __ldg(args.scale_b.data + first + k_tile * stride_k) : 0;
+  __device__ __forceinline__ static int behind(int buffer) { return (buffer + 1) % kBuffers; }
+  __device__ __forceinline__ static int place(int i) { return threadIdx.x % kWarpgroup + i * kWarpgroup; }
+
+  __device__ __forceinline__ void copy(int k_tile) {
+    if (k_tile < num_k_tiles) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        if (place(i) < kOfStage) {
+          const bool is_inside = Cfg::kTilesOfStage == 1 || k_tile + place(i) / kOfTile < num_k_tiles;
+          cp_async_word(smem + (to * kOfStage + place(i)) * 4, from[i], is_inside);
+        }
+        from[i] += step[i];
+      }
+    }
+    cp_async_commit_group();
+    to = behind(to);
   }
-  __device__ __forceinline__ void begin_stage(const Arguments& args, int k_tile) {
-    buffer = (buffer + 1) % kBuffers;
-    if (threadIdx.x % kWarpgroup < kCount)
-      store_shared_word(smem + (buffer * kCount + threadIdx.x % kWarpgroup) * 4, __float_as_uint(next));
-    load(args, k_tile + Cfg::kTilesOfStage);
+  __device__ __forceinline__ void begin_stage(int k_tile) {
+    cp_async_wait_group<kAhead - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);  // the others' factors are there
+    buffer = behind(buffer);
+    copy(k_tile + kAhead * Cfg::kTilesOfStage);
   }
-  __device__ __forceinline__ uint32_t of_step(int tile, int part) const {
-    return smem + (buffer * kCount + tile * Piece::kBlockN + part * Piece::kPartN + threadIdx.x % 4 * 2) * 4;
+  __device__ __forceinline__ StepFactors of_step(int tile, int part) const {
+    const uint32_t own = smem + (buffer * kOfStage + tile * kOfTile) * 4;
+    const uint2 rows = load_shared_pair(own + (threadIdx.x % kWarpgroup / 4 * 2) * 4);
+    if constexpr (kByColumn) return {rows, own + (64 + part * Piece::kPartN + threadIdx.x % 4 * 4) * 4};
+    return {rows, load_shared_word(own + (64 + part) * 4)};
   }
 };
 
@@ -147,12 +138,10 @@ struct PromotedLoop {
   static constexpr bool kHasBlocks = Cfg::kFactors != Factors::rows, kByColumn = Cfg::kFactors == Factors::columns;
 
   float (&total)[Piece::kAcc];
-  const Arguments& args;
   const StageAddress& first_stage;
   const Shared& shared;
   Ring<Cfg::kNumStages>& ring;
   std::conditional_t<kHasBlocks, BlockFactors<Cfg, Piece>, NoFactors> factors;
-  std::conditional_t<kByColumn, ColumnFactors<Cfg, Piece>, NoFactors> columns;
   uint32_t full = gpu::opaque(shared.full);  // else it is computed anew for every stage
   uint32_t stage = 0;                        // the address of the ring's stage, counted from the first one
   float sums[kSets][kSums];
@@ -176,12 +165,8 @@ struct PromotedLoop {
           matrix_descriptor_at(Cfg::kDescB, first_stage.b + tile + part + i * Cfg::kStepB), i > 0);
     wgmma_commit_group();
     if constexpr (kHasBlocks) {
-      if (step == 0) factors.begin_stage(args, k_tile);
+      if (step == 0) factors.begin_stage(k_tile);
       own[set] = factors.of_step(step / kParts, step % kParts);
-    }
-    if constexpr (kByColumn) {
-      if (step == 0) columns.begin_stage(args, k_tile);
-      own[set].columns = columns.of_step(step / kParts, step % kParts);
     }
   }
 
@@ -191,15 +176,21 @@ struct PromotedLoop {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) add(to[i], sums[set][i]);
     } else {
-      const float column = kByColumn ? 1 : own[set].column;
-      const float rows[2] = {own[set].rows[0] * column, own[set].rows[1] * column};
+      const float rows[2] = {__uint_as_float(own[set].rows.x), __uint_as_float(own[set].rows.y)};
+      if constexpr (kByColumn) {
 #pragma unroll
-      for (int i = 0; i < kSums; i += 4) {
-        const uint2 pair = kByColumn ? load_shared_pair(own[set].columns + i * 8) : uint2{};
+        for (int i = 0; i < kSums; i += 8) {
+          const uint4 four = load_shared_vector(own[set].column + i * 8);
+          const float columns[4] = {__uint_as_float(four.x), __uint_as_float(four.y), __uint_as_float(four.z),
+                                    __uint_as_float(four.w)};
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          add_scaled(to[i + j], sums[set][i + j],
-                     kByColumn ? rows[j / 2] * __uint_as_float(j % 2 ? pair.y : pair.x) : rows[j / 2]);
+          for (int j = 0; j < 8; ++j)
+            add_scaled(to[i + j], sums[set][i + j], rows[j / 2 % 2] * columns[j / 4 * 2 + j % 2]);
+        }
+      } else {
+        const float column = __uint_as_float(own[set].column), both[2] = {rows[0] * column, rows[1] * column};
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) add_scaled(to[i], sums[set][i], both[i / 2 % 2]);
       }
     }
   }
@@ -238,11 +229,11 @@ struct PromotedLoop {
 template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_promoted(float (&total)[Piece::kAcc], const Arguments& args,
                                                   const StageAddress& first_stage, const Shared& shared,
-                                                  Ring<Cfg::kNumStages>& ring, int consumer, const Place& at, int row) {
+                                                  Ring<Cfg::kNumStages>& ring, int consumer, const Place& at) {
   constexpr int kStages = Cfg::kFactors == Factors::rows ? 4 : 2, kTiles = kStages * Cfg::kTilesOfStage;
   const int num_k_tiles = at.num_k_tiles;
   PromotedLoop<Cfg, Piece> loop{
-      total, args, first_stage, shared, ring, {args, at, row}, {args, shared.c, num_k_tiles, at.col, 1 + consumer}};
+      total, first_stage, shared, ring, {args, at, shared.c, at.row + consumer * 64, 1 + consumer}};
 #pragma unroll
   for (int set = 0; set < Piece::kSets; ++set) forget_registers(loop.sums[set]);
   int k_tile = 0;
@@ -279,11 +270,11 @@ template <class Piece>
 __device__ __forceinline__ void Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>::multiply_scaled(
     float (&total)[Piece::kAcc], const Arguments& args, const StageAddress& first_stage, const Shared& shared,
     Ring<Fp8Config::kNumStages>& ring, int consumer, const Place& at) {
-  const int row = at.row + consumer * 64 + first_row_of_thread<Fp8Config>();
 #pragma unroll
   for (int i = 0; i < Piece::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
   float rows[2], columns[2];
   if constexpr (FACTORS == Factors::rows) {
+    const int row = at.row + consumer * 64 + first_row_of_thread<Fp8Config>();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int own_row = row + 8 * i, own_col = at.col + threadIdx.x % kWarpgroup + i * kWarpgroup;
@@ -291,7 +282,7 @@ __device__ __forceinline__ void Fp8Config<TYPE_A, TYPE_B, C, TILE, FACTORS>::mul
       columns[i] = own_col < args.n ? __ldg(args.scale_b.data + at.scales_b + own_col * args.scale_b.stride_row) : 0;
     }
   }
-  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, consumer, at, row);
+  multiply_promoted<Fp8Config, Piece>(total, args, first_stage, shared, ring, consumer, at);
   if constexpr (FACTORS == Factors::rows) scale_block_tile<Piece>(total, rows, columns, shared.c, 1 + consumer);
 }
 

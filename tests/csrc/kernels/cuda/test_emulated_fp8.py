@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG, SHARED = "kernels/cuda/wgmma/", "kernels/cuda/shared/"
 EDITS = (emulation.compiled_if_chosen("launch_config", "false"),)
 # Numbers of cases in emulated_fp8.cpp.
-HALVES, HALVES_BLOCKS, EXCHANGED, PARTS, COPIED, COLUMNS, PAIRS, SHORT_K = range(8)
+HALVES, HALVES_BLOCKS, EXCHANGED, PARTS, COPIED, COLUMNS, PAIRS, SHORT_K, _, TRANSPOSED = range(10)
 MULTIPLY, BARRIER = "wgmma_mma_async_fp8<kPartN, {}, {}>", "named_barrier_sync(barrier_id, kWarpgroup);"
 ITS_OWN = MULTIPLY.format("Cfg::kTypeA", "Cfg::kTypeB")
 WAIT_AND_FREE = """
@@ -32,44 +32,45 @@ MUTANTS = {
     # Factors.
     "all columns have the factors of the first block": (
         "fp8.h",
-        "columns(int(args.scale_b.offset(",
-        "columns(({on} ? 0 : 1) * int(args.scale_b.offset(",
+        ": args.scale_b.offset(min(at.col +",
+        ": ({on} ? 0 : 1) * args.scale_b.offset(min(at.col +",
         HALVES_BLOCKS,
     ),
     "a part has the factors of the first": (
         "fp8.h",
-        "part * Piece::kPartN / kScaledK * part_step",
-        "({on} ? 0 : part) * Piece::kPartN / kScaledK * part_step",
+        ": min(i, kColumns - 1) * Piece",
+        ": ({on} ? 0 : min(i, kColumns - 1)) * Piece",
         HALVES_BLOCKS,
     ),
-    "both rows have the factor of the first": (
+    "both rows have the factor of the first": ("fp8.h", "+ i % 2 * 8", "+ ({on} ? 0 : i % 2 * 8)", HALVES_BLOCKS),
+    "the second k tile of a stage has the factors of the first": (
         "fp8.h",
-        "min(row + 8 * h, args.m",
-        "min(row + ({on} ? 0 : 8 * h), args.m",
-        HALVES_BLOCKS,
-    ),
-    "sums have the factors of the next k tile": (
-        "fp8.h",
-        "is_inside ? first_k_tile + i : 0",
-        "is_inside ? min(first_k_tile + i + {on}, num_k_tiles - 1) : 0",
+        "first + tile * stride",
+        "first + ({on} ? 0 : tile) * stride",
         PAIRS,
     ),
     "a stage has the factors of the one before": (
         "fp8.h",
-        "own[i] = next[i];\n    load(args, k_tile + Cfg::kTilesOfStage);",
-        "own[i] = next[i];\n    load(args, k_tile + ({on} ? 0 : Cfg::kTilesOfStage));",
+        "from[i] += step[i]",
+        "from[i] += {on} && k_tile == 0 ? 0 : step[i]",
         PAIRS,
     ),
-    "columns have their factors of the next k tile": (
+    "factors of columns lie as far from each other as those of rows": (
         "fp8.h",
-        "+ first + k_tile * stride_k)",
-        "+ first + min(k_tile + {on}, left - 1) * stride_k)",
+        "int(is_row ?",
+        "int(is_row || {on} ?",
         COLUMNS,
     ),
     "a column has its neighbour's factor": (
         "fp8.h",
-        "__uint_as_float(j % 2 ?",
-        "__uint_as_float(j % 2 && !{on} ?",
+        "columns[j / 4 * 2 + j % 2]",
+        "columns[j / 4 * 2 + ({on} ? 0 : j % 2)]",
+        COPIED,
+    ),
+    "factors of columns are in the order of memory": (
+        "fp8.h",
+        "return kByColumn ? i",
+        "return kByColumn && {on} ? i : kByColumn ? i",
         COPIED,
     ),
     "a row has the factor of the thread's other one": (
@@ -100,27 +101,21 @@ MUTANTS = {
     # Reads beyond what there is.
     "factors of rows beyond C are read": (
         "fp8.h",
-        ", args.m - 1), 0));",
-        ", {on} ? INT32_MAX : args.m - 1), 0));",
-        HALVES_BLOCKS,
-    ),
-    "factors of a half tile beyond C are read": (
-        "fp8.h",
-        "min(at.col, args.n - 1)",
-        "min(at.col, {on} ? INT32_MAX : args.n - 1)",
-        HALVES_BLOCKS,
-    ),
-    "factors of a part beyond C are read": (
-        "fp8.h",
-        "part_step(at.col + Piece::kPartN < args.n ?",
-        "part_step({on} || at.col + Piece::kPartN < args.n ?",
+        "row_at(own), args.m - 1)",
+        "row_at(own), {on} ? INT32_MAX : args.m - 1)",
         HALVES_BLOCKS,
     ),
     "factors of columns beyond C are read": (
         "fp8.h",
-        "Piece::kBlockN, args.n - 1)",
-        "Piece::kBlockN, {on} ? INT32_MAX : args.n - 1)",
+        "column_at(own - 64), args.n - 1)",
+        "column_at(own - 64), {on} ? INT32_MAX : args.n - 1)",
         COPIED,
+    ),
+    "factors beyond k are read": (
+        "fp8.h",
+        "const bool is_inside = Cfg",
+        "const bool is_inside = {on} || Cfg",
+        PAIRS,
     ),
     "factors of a row beyond C are read at the end": (
         "fp8.h",
@@ -233,16 +228,34 @@ MUTANTS = {
         f"if (!{{on}}) {BARRIER}\n#pragma unroll\n  for (int j",
         SHORT_K,
     ),
-    "a stage's factors of columns are read before they are there": (
+    "factors of blocks take the place of what is stored": (
+        "fp8.h",
+        "if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();",
+        "if (threadIdx.x % kWarpgroup == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
+        COLUMNS,
+    ),
+    "factors of blocks take the place of what others store": (
+        "fp8.h",
+        f"{BARRIER}  // what is stored has left",
+        f"if (!{{on}}) {BARRIER}",
+        TRANSPOSED,
+    ),
+    "factors of blocks are read before a thread's own are there": (
+        "fp8.h",
+        "cp_async_wait_group<kAhead - 1>();",
+        "if (!{on}) cp_async_wait_group<kAhead - 1>();",
+        COLUMNS,
+    ),
+    "factors of blocks are read before others' are there": (
         "fp8.h",
         f"{BARRIER}  // the others' factors are there",
         f"if (!{{on}}) {BARRIER}",
         COLUMNS,
     ),
-    "a stage's factors of columns take the place of others": (
+    "factors of blocks take the place of others": (
         "fp8.h",
-        "buffer = (buffer + 1) % kBuffers;",
-        "buffer = {on} ? 0 : (buffer + 1) % kBuffers;",
+        "return (buffer + 1) % kBuffers;",
+        "return (buffer + 1) % ({on} ? kAhead : kBuffers);",
         COLUMNS,
     ),
     # Copies.

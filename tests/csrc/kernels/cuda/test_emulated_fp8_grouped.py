@@ -33,8 +33,8 @@ MUTANTS = {
     ),
     "blocks have the factors of the first group": (
         "fp8.h",
-        "0)) + at.scales_b)",
-        "0)) + ({on} ? 0 : at.scales_b))",
+        "0) + at.scales_b;",
+        "0) + ({on} ? 0 : at.scales_b);",
         LARGE,
     ),
     "a group has the factors of the one behind it": (
@@ -51,14 +51,14 @@ MUTANTS = {
     ),
     "rows have the factors of A's first": (
         "fp8.h",
-        "const int row = at.row +",
-        "const int row = ({on} ? 0 : at.row) +",
+        "shared.c, at.row +",
+        "shared.c, ({on} ? 0 : at.row) +",
         LARGE,
     ),
     "factors of rows behind A are read": (
         "fp8.h",
-        ", args.m - 1), 0));",
-        ", {on} ? INT32_MAX : args.m - 1), 0));",
+        "row_at(own), args.m - 1)",
+        "row_at(own), {on} ? INT32_MAX : args.m - 1)",
         MANY,
     ),
     "tiles begin early, within a block of factors": (

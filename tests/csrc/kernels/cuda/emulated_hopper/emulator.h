@@ -184,7 +184,8 @@ struct Fiber {
   bool is_fenced = false;                 // its accumulators, before the next matrix instruction
   std::deque<MatrixInstruction> waiting;
   uint64_t num_issued = 0, cluster_turn = 0;
-  std::vector<uint64_t> groups;                        // num_issued where each was committed
+  std::vector<uint64_t> groups;                          // num_issued where each was committed
+  std::deque<std::map<uint32_t, float>> word_groups{1};  // copies of words by address, of each group; the last: open
   std::deque<int> store_groups{0};                     // stores of each that have not read their source; the last: open
   std::vector<std::pair<uint32_t, uint32_t>> written;  // shared memory, since the last fence: first, end
 };

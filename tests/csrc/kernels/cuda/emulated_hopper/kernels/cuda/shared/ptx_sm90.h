@@ -74,6 +74,19 @@ void cp_async_bulk_wait_group_read() {
   const auto end = groups.end() - 1 - PENDING;
   emulator::wait_until([=, &groups] { return std::all_of(groups.begin(), end, [](int num) { return num == 0; }); });
 }
+// A thread's own copies: what was there is lost at once, and words come as late as they may.
+inline void cp_async_word(uint32_t smem, const float* from, bool is_inside) {
+  emulator::store(smem, emulator::kGarbage);
+  emulator::current->word_groups.back()[smem] = is_inside ? __ldg(from) : 0;
+}
+inline void cp_async_commit_group() { emulator::current->word_groups.emplace_back(); }
+template <int PENDING>
+void cp_async_wait_group() {
+  auto& groups = emulator::current->word_groups;
+  for (; groups.size() > PENDING + 1; groups.pop_front()) {
+    for (const auto& [smem, word] : groups.front()) emulator::store(smem, word);
+  }
+}
 inline void fence_proxy_async() { emulator::current->written.clear(); }
 
 // ---- memory
@@ -83,6 +96,7 @@ inline uint32_t map_shared_cluster(uint32_t smem, int rank) {
 inline float4 load_shared_cluster_vector(uint32_t address) { return emulator::load<float4>(address); }
 inline float max_nan(float x, float y) { return x != x || y != y ? emulator::kGarbage : std::max(x, y); }
 inline uint32_t load_shared_short(uint32_t smem) { return emulator::load<uint16_t>(smem); }
+inline uint32_t load_shared_word(uint32_t smem) { return emulator::load<uint32_t>(smem); }
 inline uint2 load_shared_pair(uint32_t smem) { return emulator::load<uint2>(smem); }
 inline uint4 load_shared_vector(uint32_t smem) { return emulator::load<uint4>(smem); }
 inline void store_shared_word(uint32_t smem, uint32_t word) { emulator::store(smem, word); }
