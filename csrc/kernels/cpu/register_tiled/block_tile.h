@@ -484,9 +484,8 @@ struct BlockTile {
       pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
     const Word* a = in_place ? reinterpret_cast<const Word*>(rows_a(0, k_begin)) : panel_a;
-    const Dots<T, Op> dots{
-        cols_b(0, k_begin),     problem.stride_bn,    cols, k_end - k_begin, a, chunk_words, config.fetches_b,
-        config.fetches_along_k, config.has_two_chains};
+    const Dots<T, Op> dots{cols_b(0, k_begin), problem.stride_bn,    cols, k_end - k_begin, a, chunk_words,
+                           config.fetch,       config.has_two_chains};
     dots.template for_each_vector<MR>([&](int64_t j, int64_t count, const A* totals, int64_t ld) {
       if (is_finished) return store_block_tile(problem, row, MR, col + j, count, totals, ld);
       for (int i = 0; i < MR; ++i) {

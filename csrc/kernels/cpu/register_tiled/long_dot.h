@@ -25,8 +25,8 @@ Reg<typename Op::Acc> dot_chunks(const T* a, const T* b, int64_t count, int64_t 
   Reg<typename Op::Acc> sums{};
   for (int64_t k = 0; k < depth; k += kPieceWords * Op::kPerWord) {
     const int64_t piece = min_of(kPieceWords * Op::kPerWord, depth - k);
-    lanes_a.for_each_word(k, piece, 0, [&](int64_t word, int, Reg<Word> words) { store(near_a[word], words); });
-    lanes_b.for_each_word(k, piece, 0, [&](int64_t word, int, Reg<Word> words) {
+    lanes_a.for_each_word(k, piece, [&](int64_t word, int, Reg<Word> words) { store(near_a[word], words); });
+    lanes_b.for_each_word(k, piece, [&](int64_t word, int, Reg<Word> words) {
       sums = Op::multiply_add(load(near_a[word]), words, sums);
     });
   }

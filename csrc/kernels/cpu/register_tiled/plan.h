@@ -59,6 +59,13 @@ enum class CpuPath : int32_t {
   long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
   items,        // a batch of small items, one in each lane of vectors (items.h)
 };
+// What of B dot_rows fetches while it multiplies a vector of columns.
+enum class CpuFetch : int32_t {
+  none,
+  columns,  // the next columns, a line of each at a time
+  runs,     // what follows a chunk of k later in these columns, then in the next ones: of one after the other, in runs
+  along_k,  // what follows soon in the same columns
+};
 inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots", "items"};
 
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
@@ -79,6 +86,7 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks f
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kFarColumnsBytes = 20 << 20;  // the same for columns of Zen 5, whose third level has 32 MiB
 inline constexpr int64_t kFewThreads = 4;              // so few do not use all that memory can deliver
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
@@ -128,8 +136,7 @@ struct CpuConfig {
   bool packs_b_on_the_way;   // the first micro-tile that needs a whole strip of B packs it
   bool is_c_far;             // C comes from memory
   bool fetches_a;            // the next block of A that is packed comes from memory while this one is multiplied
-  bool fetches_b;            // dot_rows: the next columns of B come from memory while these are multiplied
-  bool fetches_along_k;      // dot_rows: what follows in the same columns does
+  CpuFetch fetch;            // dot_rows: what comes from memory
   bool has_two_chains;       // dot_rows of one or two rows: two vectors of columns take turns
 };
 
@@ -231,12 +238,7 @@ struct CpuConfigChoice {
     config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
     config.is_c_far = m * n * kSize >= kFarResultBytes;
     config.fetches_a = !is_intel;
-    // The next columns are fetched from memory: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids keeps up with 16
-    // columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
-    config.fetches_b = is_far && !is_intel;
-    // One or two threads gain 10 % there by what follows in these columns; sixteen, who wait for memory, lost 25 %, and
-    // 256-bit vectors lose 4 %.
-    config.fetches_along_k = is_far && is_intel && threads <= kFewThreads && micro_tile(ISA).vector_bytes == 64;
+    config.fetch = choose_fetch();
     config.has_two_chains = has_two_chains;
     config.tasks_m = config.tasks_n = config.split_k = 1;
     if (threads > 1) choose_tasks();
@@ -248,6 +250,23 @@ struct CpuConfigChoice {
     config.tasks_m = ceil_div(m, config.task_m);
     config.tasks_n = ceil_div(n, config.task_n);
     return config;
+  }
+
+  // From memory the next columns are fetched: 5 to 25 % faster on Zen 4. Runs are faster by 5 to 30 % on Zen 5, but not
+  // of short columns, nor of those that are converted; what its third level holds is faster without, by two vectors in
+  // turns. Intel's Sapphire Rapids keeps up with 16 columns by itself, and loses 15 %. Nearer ones are faster without
+  // (10 %).
+  CpuFetch choose_fetch() const {
+    constexpr bool is_wide = micro_tile(ISA).vector_bytes == 64;
+    if (is_wide && chip.cores == Cores::zen5) {
+      if (n * k * kSize < kFarColumnsBytes) return CpuFetch::none;
+      return k >= 2 * kChunk && (kShape.is_of_words || kShape.k_per_word == 2) ? CpuFetch::runs : CpuFetch::columns;
+    }
+    if (!is_far) return CpuFetch::none;
+    if (!is_intel) return CpuFetch::columns;
+    // One or two threads gain 10 % there by what follows in these columns; sixteen, who wait for memory, lost 25 %, and
+    // 256-bit vectors lose 4 %.
+    return threads <= kFewThreads && is_wide ? CpuFetch::along_k : CpuFetch::none;
   }
 
   // Small items side by side, if that costs less than a task for each.

@@ -358,6 +358,10 @@ struct LanesAlongK {
   static constexpr int kWidth = sizeof(T) == 1 ? 2 : 1;  // of widened elements over those in memory
   static constexpr int kPacketsOfStep = kPackets > kWidth ? kPackets / kWidth : 1;  // of a lane
 
+  struct NoFetch {
+    TILEDMM_INLINE void fetch_ahead(const LanesAlongK&, int64_t) const {}
+  };
+
   const T* lane[VECTORS * kLanes];
   int64_t count;
 
@@ -371,16 +375,16 @@ struct LanesAlongK {
       lane[l] = from + min_of(l % kLanes, num_lanes - 1) * stride_lane + l / kLanes * step;
   }
 
-  // use(word, vector, its lanes) for every word of `depth` elements from k_first on, in their order. While they are
-  // used, those that are `ahead` elements further come from memory; 0: none are fetched.
-  template <class Use>
-  TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, int64_t ahead, const Use& use) const {
+  static constexpr int kStep = kPacketsOfStep * kPacketElements;  // elements of a lane that are used at a time
+
+  // use(word, vector, its lanes) for every word of `depth` elements from k_first on, in their order. Before those of a
+  // step, fetcher.fetch_ahead(these lanes, its first element): a method that is always inline, since g++ leaves out
+  // calls of a function that only fetches.
+  template <class Use, class Fetcher = NoFetch>
+  TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, const Use& use, const Fetcher& fetcher = {}) const {
     int64_t k = 0;
-    for (; k + kPacketsOfStep * kPacketElements <= depth; k += kPacketsOfStep * kPacketElements) {
-      if (ahead != 0) {
-#pragma GCC unroll 16
-        for (int l = 0; l < VECTORS * kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
-      }
+    for (; k + kStep <= depth; k += kStep) {
+      fetcher.fetch_ahead(*this, k_first + k);
       use_packets<kPacketsOfStep>(k_first, k, use);
     }
     if constexpr (kPacketsOfStep > 1) {
@@ -498,7 +502,7 @@ void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t l
       for (int64_t i = (places - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {
         Word* row = to + first / strip * size + i;
         LanesAlongK<T, Op>(from + (first + i) * stride_lane, stride_lane, places - i)
-            .for_each_word(0, depth, 0, [&](int64_t word, int, Reg<Word> words) { store(row + word * strip, words); });
+            .for_each_word(0, depth, [&](int64_t word, int, Reg<Word> words) { store(row + word * strip, words); });
       }
     }
     return;
