@@ -61,7 +61,7 @@ inline double few_columns_us(const DirectCosts& c, const FoldedProblem& problem,
   const double work = 1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + step * steps);
   const double memory = double(problem.batch_size) * (size * (m * k + k * n) + size_c * m * n) / c.few_rate;
   return c.few_start + 1e-3 * c.few_chain * steps +
-         (work > memory ? work + c.overlap * memory : memory + c.overlap * work);
+         (work > memory ? work + c.few_overlap * memory : memory + c.few_overlap * work);
 }
 
 }  // namespace tiledmm

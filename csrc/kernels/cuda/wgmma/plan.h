@@ -345,14 +345,13 @@ constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {
 
 // Where the grid has a block for each tile, all tiles are one group: the kernel then numbers them as the grid does.
 // Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
-// H200). Where C is most of what passes through memory, the tiles in flight lie along its rows, two or four of them in
-// a column.
+// H200). Where C is most of what passes through memory, tiles in flight lie along its rows.
 constexpr int64_t num_groups(const TilePlan& tiles, const TileSchedule& s, const GemmTask& p) {
   const int log_cluster = tiles.cluster_m + tiles.cluster_n;
   if (s.start == Start::by_grid) return 1;
   const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
   if (tiles.group_m == 0 && log_cluster == 0 && outputs >= kMostlyOutputs * operands)
-    return ceil_div(s.tiles_m, tiles.is_exchanged ? max_of(1, s.num_units / 2) : 4);
+    return ceil_div(s.tiles_m, tiles.is_exchanged ? s.num_units : 4);
   const bool has_few_columns =
       log_cluster == 0 && s.tiles_m > 8 && s.tiles_n <= 12 && s.num_tiles == s.tiles_m * s.tiles_n;
   if (tiles.group_m > 0 || has_few_columns) return ceil_div(s.tiles_m, tiles.group_m > 0 ? tiles.group_m : 4);

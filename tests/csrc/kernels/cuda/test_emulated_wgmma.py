@@ -227,7 +227,7 @@ MUTANTS = {
         "kernel.h",
         "map_shared_cluster(shared.empty, block ^ other)",
         "map_shared_cluster(shared.empty, {on} ? block : block ^ other)",
-        CLUSTERS,
+        CLUSTER_GRID,
     ),
     "blocks of the same rows are told to others": (
         "kernel.h",
@@ -288,7 +288,7 @@ MUTANTS = {
         "kernel.h",
         "cluster_wait();  // the other blocks' barriers",
         "if (!{on}) cluster_wait();  // the other blocks' barriers",
-        CLUSTERS,
+        CLUSTER_GRID,
     ),
     "a block ends before its partners' signals": (
         "kernel.h",

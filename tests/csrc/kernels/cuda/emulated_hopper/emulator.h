@@ -388,8 +388,10 @@ inline void copy_box(uint32_t smem, const void* map_data, int inner, int outer, 
   for (size_t rank = 0; rank < cluster().blocks.size(); ++rank) {
     if (blocks >> rank & 1) targets.push_back(cluster().blocks[rank].get());
   }
-  for (Block* target : targets)
+  for (Block* target : targets) {
+    barrier_at(*target, barrier);  // is there already
     for_each_unit(map, smem, [&](uint32_t to, int, int) { std::memset(memory_at(*target, to), 0xff, kUnit); });
+  }
   cluster().copy_later([=] {
     for (Block* target : targets) {
       for_each_unit(map, smem, [&](uint32_t to, int first, int row) {

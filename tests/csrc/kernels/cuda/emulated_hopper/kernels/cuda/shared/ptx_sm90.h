@@ -28,6 +28,7 @@ inline void mbarrier_arrive(uint32_t barrier) { arrive_from(emulator::block(), b
 inline void mbarrier_arrive_cluster(uint32_t barrier) {
   constexpr unsigned kOnceIn = 4;
   emulator::Block* from = &emulator::block();
+  emulator::barrier_at(*from, barrier);  // is there already
   if (emulator::cluster().random() % kOnceIn) return arrive_from(*from, barrier);
   emulator::cluster().copy_later([=] { arrive_from(*from, barrier); });
 }
