@@ -306,8 +306,6 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   return plan.splits_chunks ? (1 - costs.split_cluster * log_cluster) * all : all;
 }
 
-constexpr double kMostlyOutputs = 16;  // so many for an element of the operands
-
 // In which order the blocks compute the tiles of a plan.
 struct TileSchedule {
   int num_splits;                   // 1, or the number of chunks, each of which is computed by itself
@@ -343,14 +341,19 @@ constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {
          (operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * double(bytes) <= kMostBytes));
 }
 
+// Whether C is most of what passes through memory; of a single product, since batches were not measured.
+constexpr bool stores_mostly(const GemmTask& p) {
+  constexpr double kOutputs = 16;  // for an element of the operands
+  return p.batch == 1 && double(p.m) * double(p.n) >= kOutputs * double(p.m + p.n) * double(p.k);
+}
+
 // Where the grid has a block for each tile, all tiles are one group: the kernel then numbers them as the grid does.
 // Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
 // H200). Where C is most of what passes through memory, tiles in flight lie along its rows.
 constexpr int64_t num_groups(const TilePlan& tiles, const TileSchedule& s, const GemmTask& p) {
   const int log_cluster = tiles.cluster_m + tiles.cluster_n;
   if (s.start == Start::by_grid) return 1;
-  const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
-  if (tiles.group_m == 0 && log_cluster == 0 && outputs >= kMostlyOutputs * operands)
+  if (tiles.group_m == 0 && log_cluster == 0 && stores_mostly(p))
     return ceil_div(s.tiles_m, tiles.is_exchanged ? s.num_units : 4);
   const bool has_few_columns =
       log_cluster == 0 && s.tiles_m > 8 && s.tiles_n <= 12 && s.num_tiles == s.tiles_m * s.tiles_n;
