@@ -233,7 +233,7 @@ MUTANTS = {
         "kernel.h",
         "along_n << args.cluster_m : lane",
         "along_n << ({on} ? 0 : args.cluster_m) : lane",
-        CLUSTERS,
+        CLUSTER_GRID,
     ),
     "a quarter of a box is taken for half": (
         SHARED + "boxes.h",
