@@ -6,8 +6,8 @@ ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama a
 and compiled. The models are those of transformers with random weights. A step is forward, backward and AdamW. Each row
 of the table is measured in a process of its own, where nothing of an earlier one slows the calling thread. Where that
 thread takes longer than the GPU ("launch us" beside the median), a step tells of it and not of kernels; such a model
-runs compiled into CUDA graphs, too. Decoding is one token of each of eight sequences with 512 keys in a cache, as a CUDA
-graph.
+runs compiled into CUDA graphs, too. Decoding is one token of each of eight sequences with 512 keys in a cache, as a
+CUDA graph.
 """
 
 import argparse
