@@ -294,7 +294,7 @@ def render_families(results: dict) -> list[str]:
 
 def render_models(runs: list[dict]) -> list[str]:
     """Steps of whole models, of one run after the other."""
-    lines = ["", "## Training steps of whole models", "", "Medians and shortest steps, and what the calling thread"]
+    lines = ["", "## Steps of whole models", "", "Medians and shortest steps, and what the calling thread"]
     lines += ["takes to launch one. Where that is as long as the step, the GPU waits for the thread, and the ratio"]
     lines += ["tells of threads and not of kernels."]
     for results in runs:
