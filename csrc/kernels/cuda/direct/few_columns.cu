@@ -43,8 +43,9 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
 template <class T, class C>
 TILEDMM_DEVICE void store_sum(const DirectWork& work, const FoldedProblem& problem, const DirectUnit<T, C>& unit,
                               int32_t row, int32_t col, Acc<T> sum) {
+  using Added = std::conditional_t<std::is_same_v<T, C>, T, AnyElement>;  // beside a C in fp32 a bias has either dtype
   if (row >= work.m || col >= work.n) return;
-  if (!work.is_plain) sum = with_epilogue<C>(item_of<true>(problem, unit.item), row, col, sum);
+  if (!work.is_plain) sum = with_epilogue<Added>(item_of<true>(problem, unit.item), row, col, sum);
   store_global(unit.c + row * work.stride_cm + col * work.stride_cn, rounded_to<C>(sum));
 }
 
