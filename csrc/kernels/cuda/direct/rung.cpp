@@ -26,7 +26,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   FewColumnsPlan plan;
   if (problem.gemm.dtype_c != problem.gemm.dtype_a && !plan_few_columns(problem, true, chip, plan) &&
       !plan_few_columns(transposed(problem), true, chip, plan)) {
-    return "its C in fp32 has up to 16 rows or columns, and operands that lie along k, aligned to 16 bytes";
+    return "its C in fp32 has up to 16 rows or columns, and short operands that lie along k, aligned to 16 bytes";
   }
   return refuse_size(problem, chip);
 }
