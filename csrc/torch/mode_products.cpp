@@ -416,13 +416,17 @@ Tensor in_order(const Tensor& scale, int64_t recipe, int64_t rows, int64_t k) {
 const char* multiply_by_recipe(Override& own, const Tensor& a, const Tensor& b, const RecipeCall& by,
                                const std::optional<Tensor>& bias, OptionalDtype out_dtype, Tensor& out) {
   if (const char* reason = refuse_recipes(by)) return reason;
+  if (!fit<2, 2>(a, b)) return "shapes that do not fit";
   Tensor scale_a = by.scale_a[0], scale_b = by.scale_b[0];
   if (by.recipe_a[0] >= of_1x128) {
-    if (!fit<2, 2>(a, b)) return "shapes that do not fit";
     scale_a = in_order(scale_a, by.recipe_a[0], a.size(0), a.size(1));
     scale_b = in_order(scale_b, by.recipe_b[0], b.size(1), b.size(0));
     if (!scale_a.defined() || !scale_b.defined()) return "operands that do not fit";
     scale_b = scale_b.t();
+  } else {
+    const bool is_by_row = by.recipe_a[0] == of_rows;
+    const int64_t count_a = is_by_row ? a.size(0) : 1, count_b = is_by_row ? b.size(1) : 1;
+    if (scale_a.numel() != count_a || scale_b.numel() != count_b) return "operands that do not fit";
   }
   return multiply_scaled(own, {a, b, scale_a, scale_b, bias, std::nullopt, out_dtype}, out);
 }

@@ -406,9 +406,14 @@ def test_the_mode_serves_recipes(mode):
         given = a, b, own_a, kind_a, own_b, kind_b
         out = torch.nn.functional.scaled_mm(*given, bias=bias, output_dtype=out_dtype)
         assert_same_bits(out, expected)
-    with pytest.raises((RuntimeError, ValueError)) as error:
-        torch.nn.functional.scaled_mm(*given[:4], own_b.T.contiguous(), names.BlockWise1x128)
-    assert "tiledmm" not in str(error.value)
+    rows = operands("rows", m, n, k)
+    for unfit in (
+        (*given[:4], own_b.T.contiguous(), names.BlockWise1x128),
+        (*rows[:3], names.TensorWise, rows[3], names.TensorWise),
+    ):
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            torch.nn.functional.scaled_mm(*unfit)
+        assert "tiledmm" not in str(error.value)
     served, left = counts()
     assert (served["_scaled_mm_v2"], served["_scaled_mm"], left) == (15, 9, {"operands that do not fit"})
 
