@@ -495,6 +495,12 @@ MUTANTS = {
         "4 * Cfg::kConsumers * (1 + (args.tiles.cluster_m && !{on})));",
         MANY_TILES,
     ),
+    "a block ends before its partner's signals": (
+        "kernel.h",
+        "if (shared.in_cluster) wait_for_releases(shared, ring);",
+        "if (shared.in_cluster && !{on}) wait_for_releases(shared, ring);",
+        MANY_TILES,
+    ),
     "stages are free before they are multiplied": (
         "kernel.h",
         "if (previous >= 0) release(previous);",
