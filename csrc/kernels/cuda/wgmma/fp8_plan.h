@@ -26,8 +26,8 @@ constexpr Factors factors_of(const GemmProblem& p) {
   if (p.scaling == Scaling::rows) return Factors::rows;
   return p.scale_b.rows_of_block == 1 ? Factors::columns : Factors::blocks;
 }
-// Whether there is a kernel of this tile for them. Parts lie within a block of 128 columns; columns that have a factor
-// each have a thread each.
+// Whether there is a kernel of this tile for them. Parts lie within a block of 128 columns. Where each column has a
+// factor, a tile has up to 128 columns.
 constexpr bool serves(const Fp8Tile& tile, Factors factors, bool is_c_f32) {
   switch (factors) {
     case Factors::rows:
