@@ -509,6 +509,7 @@ Kernel scaled_grouped_by_recipe(Override& own) {
                        std::optional<at::ScalarType> out_dtype, at::IntArrayRef contraction_dim, bool use_fast_accum) {
     Tensor out;
     const char* reason = refuse_recipes({scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, contraction_dim});
+    if (!reason && recipe_a[0] != of_rows) reason = "scales other than by row";
     if (!reason)
       reason = multiply_scaled_groups(own, {a, b, scale_a[0], scale_b[0], bias, std::nullopt, out_dtype}, offs, out);
     if (!reason) return out;
