@@ -51,8 +51,8 @@ struct Dots {
     multiply<MR, 1, false>(finish);
   }
 
-  // Before the lanes' elements from k on are used. Columns of 8 bits come fast enough by themselves (Zen 3,
-  // 4x4096x4096: 3.6 GB/s, fetched ahead 2.9).
+  // Fetches what `fetch` says, before the lanes' elements from k on are used. Columns of 8 bits come fast enough by
+  // themselves (Zen 3, 4x4096x4096: 3.6 GB/s, fetched ahead 2.9).
   template <int VECTORS>
   TILEDMM_INLINE void fetch_ahead([[maybe_unused]] const LanesAlongK<T, Op, VECTORS>& lanes,
                                   [[maybe_unused]] int64_t k) const {
@@ -61,8 +61,8 @@ struct Dots {
       if (fetch == CpuFetch::none) return;
       if constexpr (VECTORS == 1 && TILEDMM_VECTOR_BYTES == 64) {
         if (fetch == CpuFetch::runs) {
-          // As many steps as there are lanes are a square: kCols steps of each lane. While a square is multiplied, that
-          // a chunk of k later comes, in each step all of one lane's.
+          // A square has as many steps of each lane as there are lanes. While one is multiplied, the one that lies a
+          // chunk of k behind it comes from memory: in each step all that one lane has of it.
           constexpr int64_t kSquare = kCols * kStep;
           static_assert(kChunk % kSquare == 0);
           const int64_t end = round_up(depth, kSquare), later = k / kSquare * kSquare + kChunk;

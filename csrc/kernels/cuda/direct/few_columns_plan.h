@@ -1,5 +1,5 @@
-// How few_columns.cu shares out a product of few columns, as plain data, and the time that takes. None of it
-// changes a bit of the result.
+// How few_columns.cu shares out a product of few columns, as plain data, and the time that takes. None of it changes a
+// bit of the result.
 #pragma once
 
 #include <algorithm>

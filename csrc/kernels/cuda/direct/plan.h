@@ -102,7 +102,8 @@ inline bool count_tiles(const FoldedProblem& problem, int64_t rows, int64_t cols
 inline void for_each_direct_plan(const DirectCosts& costs, const FoldedProblem& given, bool is_mma, const Chip& chip,
                                  PlanSearch& visit) {
   const FoldedProblem exchanged = transposed(given);
-  const int num_tiles = given.gemm.dtype_c == given.gemm.dtype_a ? kNumDirectTiles : 0;  // others they do not store
+  // Tiles store C in the operands' dtype alone.
+  const int num_tiles = given.gemm.dtype_c == given.gemm.dtype_a ? kNumDirectTiles : 0;
   for (const bool is_exchanged : {false, true}) {
     const FoldedProblem& problem = is_exchanged ? exchanged : given;
     const GemmProblem& p = problem.gemm;
