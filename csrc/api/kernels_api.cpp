@@ -353,9 +353,9 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   const std::string reason =
       is_widened && size_of(problem->dtype_a) > 1
           ? "no kernel reads a B of 8 bits here: it is converted to A's dtype first"
-      : is_widened ? "no kernel reads 8 bits here: scaled_" + std::string(is_grouped(*problem) ? "grouped_" : "") +
-                         "matmul converts its operands to bf16, or those with scales of blocks to fp32, and multiplies "
-                         "these"
+      : is_widened ? "no kernel reads both operands in 8 bits here: scaled_" +
+                         std::string(is_grouped(*problem) ? "grouped_" : "") +
+                         "matmul converts a to bf16, and a b of e5m2, too; with scales of blocks both to fp32"
                    : "least predicted time of the legal candidates whose order of summation is " + order +
                          ", which n, k, dtype and chip pick, not m";
   explained.add(field("reason", quoted(reason)));

@@ -30,12 +30,13 @@ GemmProblem group_of(const GemmProblem& problem, int64_t group) {
   const int64_t size = is_rows ? problem.m : problem.k, last = groups.size;
   const int64_t previous_end = group == 0 ? 0 : problem.group_ends[group - 1];
   GemmProblem product = problem;
-  take_group(product, groups, group, group_range(previous_end, group == last ? size : problem.group_ends[group], size));
+  take_group<true>(product, groups, group,
+                   group_range(previous_end, group == last ? size : problem.group_ends[group], size));
   product.grouping = Grouping::none, product.num_batch_dims = 0;
   return product;
 }
 
-// Rows and columns of C from `row` and `col` on.
+// Rows and columns of C from `row` and `col` on. A scale of B is one for all columns.
 GemmProblem block_of(GemmProblem p, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   const auto skip = [](const void* operand, int64_t count, DType dtype) {
     return static_cast<const char*>(operand) + count * size_of(dtype);

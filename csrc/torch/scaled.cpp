@@ -80,38 +80,45 @@ struct Operands {
   Tensor a, b, scale_a, scale_b, bias;
 };
 
-// sums = a b, in fp32 and contiguous.
-GemmProblem problem_of_sums(const Tensor& a, const Tensor& b, DType dtype_b, const Tensor& sums) {
+// sums = a b, in fp32 and contiguous; where `offs` are given, those of groups of a's rows, each with a b of its own. A
+// b of 8 bits is e4m3.
+Outcome product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums, const Tensor& offs = {},
+                bool is_b_widened = false) {
   GemmProblem problem{};
   problem.dtype_a = *dtype_of(a.scalar_type());
-  problem.dtype_b = dtype_b;
   problem.dtype_c = problem.dtype_bias = DType::f32;
+  problem.is_b_widened = is_b_widened;
   fill_operands(problem, a, b);
   problem.c = sums.mutable_data_ptr();
   problem.stride_cm = problem.n, problem.stride_cn = 1;
-  return problem;
-}
-
-// The same by kernels that read 16 or 32 bits.
-Outcome wide_product(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums,
-                     bool is_b_widened = false) {
-  GemmProblem problem = problem_of_sums(a, b, *dtype_of(a.scalar_type()), sums);
-  problem.is_b_widened = is_b_widened;
+  constexpr float kOne = 1;
+  if (b.scalar_type() == at::kFloat8_e4m3fn) {
+    problem.dtype_b = DType::e4m3;
+    problem.scaling = Scaling::rows;
+    problem.scale_b = {&kOne, 0, 0, 1};
+  } else {
+    problem.dtype_b = *dtype_of(b.scalar_type());
+  }
+  BatchDim groups{};
+  Tensor ends;
+  if (offs.defined()) {
+    groups = {offs.size(0), 0, b.stride(0), 0, 0};
+    problem.batch_dims = &groups;
+    problem.num_batch_dims = 1;
+    ends = set_ends(problem, Grouping::rows, offs, a.size(0));
+  }
   return compute(problem, algorithm, sums.device(), false);
 }
 
 // The same of a and of b, of 8 bits. A CPU's kernels for a weight of e4m3 widen it on its way, to the same bits.
-Outcome product_of_widened(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums) {
+Outcome product_of_widened(const Tensor& a, const Tensor& b, int32_t algorithm, const Tensor& sums,
+                           const Tensor& offs = {}) {
   const Tensor wide_a = widen_float8(a, at::kBFloat16);
   if (b.is_cpu() && b.scalar_type() == at::kFloat8_e4m3fn) {
-    GemmProblem problem = problem_of_sums(wide_a, b, DType::e4m3, sums);
-    constexpr float kOne = 1;
-    problem.scaling = Scaling::rows;
-    problem.scale_b = {&kOne, 0, 0, 1};
-    const Outcome outcome = compute(problem, algorithm, sums.device(), false);
+    const Outcome outcome = product(wide_a, b, algorithm, sums, offs);
     if (outcome.status != Status::unsupported) return outcome;
   }
-  return wide_product(wide_a, widen_float8(b, at::kBFloat16), algorithm, sums);
+  return product(wide_a, widen_float8(b, at::kBFloat16), algorithm, sums, offs);
 }
 
 // What follows the sums, where they lie.
@@ -131,8 +138,8 @@ Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Act
   const bool has_blocks = shape.scaling == Scaling::blocks;
   // Both dtypes of 8 bits are exact in bf16.
   const Outcome outcome =
-      has_blocks ? wide_product(scaled_operand(own.a, own.scale_a, 0, 1, shape.rows_of_block_a),
-                                scaled_operand(own.b, own.scale_b, 1, 0, shape.rows_of_block_b), algorithm, sums)
+      has_blocks ? product(scaled_operand(own.a, own.scale_a, 0, 1, shape.rows_of_block_a),
+                           scaled_operand(own.b, own.scale_b, 1, 0, shape.rows_of_block_b), algorithm, sums)
                  : product_of_widened(own.a, own.b, algorithm, sums);
   if (outcome.status == Status::ok)
     finish(sums, has_blocks ? Tensor() : own.scale_a.mul(own.scale_b), own.bias, activation);
@@ -144,12 +151,10 @@ Outcome widened_into(const Operands& own, const ScaledShape<int64_t>& shape, Act
 Outcome widened_groups_into(const Operands& own, const Tensor& offs, const ScaledGroupedShape<int64_t>& shape,
                             Activation activation, int32_t algorithm, const Tensor& sums) {
   const bool has_blocks = shape.scaling == Scaling::blocks;
-  const Tensor a = has_blocks ? scaled_operand(own.a, own.scale_a, 0, 1, 1) : widen_float8(own.a, at::kBFloat16);
-  const Tensor b = has_blocks ? scaled_operand(own.b, own.scale_b, 2, 1, kScaledK) : widen_float8(own.b, at::kBFloat16);
-  const DType wide = has_blocks ? DType::f32 : DType::bf16;
-  const Outcome outcome =
-      grouped_into(a, b, offs, std::nullopt, sums, shape.groups, {wide, wide, DType::f32, DType::f32, at::kFloat},
-                   Activation::none, algorithm, Tensor(), /*by_production=*/false, /*may_use_tf32=*/false);
+  const Outcome outcome = has_blocks
+                              ? product(scaled_operand(own.a, own.scale_a, 0, 1, 1),
+                                        scaled_operand(own.b, own.scale_b, 2, 1, kScaledK), algorithm, sums, offs)
+                              : product_of_widened(own.a, own.b, algorithm, sums, offs);
   if (outcome.status != Status::ok || sums.numel() == 0 || shape.groups.num_groups == 0) return outcome;
   const Tensor rows = at::arange(sums.size(0), offs.options());
   const Tensor last_end = offs.narrow(0, shape.groups.num_groups - 1, 1);
@@ -223,7 +228,7 @@ Tensor weight_only(const Tensor& x, const Tensor& q, const Tensor& scale, const 
   problem.scaling = Scaling::rows;
   problem.scale_b = to_scales(own.scale_b, 1, 0, 1);
   const auto multiply_widened = [&](const Tensor& sums) {
-    const Outcome outcome = wide_product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, sums, true);
+    const Outcome outcome = product(x, widen_float8(own.b, x.scalar_type()), own_algorithm, sums, {}, true);
     if (outcome.status == Status::ok) finish(sums, own.scale_b, own.bias, own_activation);
     return outcome;
   };

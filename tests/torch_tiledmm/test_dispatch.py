@@ -128,7 +128,7 @@ def test_explain_prints_a_table_with_the_choice_marked():
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1 and answer.choice in marked[0]
     answer = torch_tiledmm.explain(5, 6, 7, "e4m3", device="cpu:avx2")
-    assert not answer.choice and "\nchoice: none (no kernel reads 8 bits here" in str(answer)
+    assert not answer.choice and "\nchoice: none (no kernel reads both operands in 8 bits here" in str(answer)
 
 
 def test_explain_serves_an_instruction_set_that_is_asked_for():

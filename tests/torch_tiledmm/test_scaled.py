@@ -339,7 +339,7 @@ def test_explain_and_info():
     for dtype, b_dtype in (("e4m3", None), (E5M2, "e4m3")):
         explained = torch_tiledmm.explain(64, 4096, 4096, dtype, b_dtype=b_dtype, device="cpu")
         assert explained.problem["out_dtype"] == "bf16" and explained.choice == ""
-        assert "converts its operands to bf16" in str(explained)
+        assert "converts a to bf16, and a b of e5m2" in str(explained)
         assert all(not candidate.legal and candidate.reason for candidate in explained.candidates)
     explained = torch_tiledmm.explain(64, 4096, 4096, "fp16", b_dtype="e5m2", out_dtype="bf16")
     assert explained.choice == "" and "converted to A's dtype first" in str(explained)

@@ -2,7 +2,8 @@
 refused, transforms, the mode.
 
 Planted bugs that these tests caught: the scales of the group before; the first group's bias for all; rows of no group
-multiplied by an infinite scale; the last group's activation of them; b's scales along k for those along n.
+multiplied by an infinite scale; the last group's activation of them; b's scales along k for those along n; groups of a
+b in 8 bits at twice their distance; a b of e4m3 widened in memory; one of e5m2 read as e4m3.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from test_grouped import SIZES, behind, ends_of, products
+from test_ops import allocated_bytes
 from test_scaled import E4M3, E5M2, LAYOUTS, MIXES, OUT_DTYPES, blocks, laid_out, random_scale
 
 import torch_tiledmm
@@ -143,11 +145,30 @@ def test_algorithms(recipe):
         multiply(*given, algorithm="wgmma")
 
 
-def test_sums_by_rows_are_those_of_bf16():
-    a, b, scale_a, scale_b, offs = operands("rows", (5, 30, 0), 140, 300, (E5M2, E4M3))
-    sums = grouped_matmul(a.bfloat16(), b.bfloat16(), offs=offs, out_dtype=torch.float32)
-    scales = scale_a * torch.cat([scale_b[0].expand(5, -1), scale_b[1].expand(30, -1)])
-    assert_same_bits(multiply(a, b, scale_a, scale_b, offs, out_dtype=torch.float32), sums * scales)
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_sums_by_rows_are_those_of_bf16(mix):
+    """Of a b of e4m3, which is read as it lies, by blocks of one thread and by all threads, and of a copied one."""
+    for sizes, n, k, layouts in (
+        ((5, 0, 30, 0), 140, 300, "NT"),
+        ((1, 1, 2, 3), 1100, 1030, "TN"),
+        ((600, 3, 0), 515, 1100, "NT"),
+        ((2, 9, 1), 300, 2100, ("T", "strided")),
+    ):
+        a, b, *_, offs = given = operands("rows", sizes, n, k, mix, layouts)
+        out = multiply(*given, out_dtype=torch.float32)
+        sums = grouped_matmul(a.bfloat16(), b.bfloat16(), offs=offs, out_dtype=torch.float32)
+        for (own, own_out, _), (*_, own_sums) in zip(of_groups(given, out), products(a, b, offs, sums), strict=True):
+            assert_same_bits(own_out, own_sums * (own[2] * own[3]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_of_e4m3_are_not_copied(layout):
+    sizes = (1, 0, 3, *(1,) * 13, 2)
+    given = operands("rows", sizes, 256, 512, layouts=("N", layout))
+    of_elements = given[1].numel()
+    assert allocated_bytes(lambda: multiply(*given)) < of_elements
+    copied = given[0], given[1].view(torch.uint8).view(E5M2), *given[2:]
+    assert allocated_bytes(lambda: multiply(*copied)) > 2 * of_elements
 
 
 A, B, S = torch.zeros(6, 300).to(E4M3), torch.zeros(2, 300, 200).to(E5M2), torch.ones(())
@@ -291,7 +312,7 @@ def test_explain():
         answer = torch_tiledmm.explain(100, 77, 65, a_dtype, b_dtype=b_dtype, groups=3, device="cuda:sm_90")
         assert answer.choice == "wgmma_fp8_grouped"
     answer = torch_tiledmm.explain(8192, 1408, 2048, "e4m3", groups=64, device="cpu")
-    assert answer.choice == "" and "scaled_grouped_matmul converts its operands to bf16" in str(answer)
+    assert answer.choice == "" and "scaled_grouped_matmul converts a to bf16" in str(answer)
     with pytest.raises(ValueError, match="batch: got 3 with operands of 8 bits, expected 0"):
         torch_tiledmm.explain(6, 9, 9, "e4m3", batch=3)
 

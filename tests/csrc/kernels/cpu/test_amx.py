@@ -354,6 +354,7 @@ PACKAGE_TESTS = {
     "test_amx_split.py": "on_amx",
     "test_orders.py": "on_the_cpu or available or (not_depend_on_m and amx)",
     "test_scaled.py": "weight_only and not one_order",
+    "test_scaled_grouped.py": "sums_by_rows",
     "test_dispatch.py": "on_the_cpu or available or (not_depend_on_m and amx)",
 }
 
