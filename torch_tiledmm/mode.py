@@ -64,11 +64,11 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
             _grouped_mm, and what calls them, for float32, float64, float16 and bfloat16, and _scaled_mm with scales by
             tensor, row or block and _scaled_grouped_mm of groups of rows, for which use_fast_accum changes nothing, as
             well as torch.nn.functional's functions of these names. The rest goes to torch's own kernels.
-            "reductions": on GPUs sums, means, variances and norms in float32 and float64, and running sums, in an
-            order that the batch does not change. torch's own in 16 bits do not vary.
+            "reductions": sums, means, variances and norms of order 1 and 2, and on GPUs running sums, in an order that
+            the batch does not change. On GPUs those of 16 bits but running sums are torch's own, which do not vary.
             "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow, rsqrt, exp2, sinh, cosh, atan2 and hypot
-            with their gradients, whose bits in torch depend on an element's place, and softmax, where they depend on
-            elements behind a row's, whose share is 0.
+            with their gradients, whose bits in torch depend on an element's place, and softmax and log_softmax, where
+            they depend on elements behind a row's, whose share is 0, and on the number of columns.
             "attention": scaled_dot_product_attention leaves out the backends whose bits depend on the batch, unless
             torch.nn.attention.sdpa_kernel asks for one; its gradients keep keys together.
             "inductor": torch.compile leaves products to aten.
@@ -215,7 +215,7 @@ class Report:
         return "\n".join([format_columns(rows), "may vary with the batch:", *vary])
 
 
-_DOES_NOT_VARY = "torch's own does not vary"  # as csrc/torch/mode_reductions.cpp says it
+_DOES_NOT_VARY = "torch's own does not vary"  # as csrc/torch/mode.h says it
 
 
 def report() -> Report:

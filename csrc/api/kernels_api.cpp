@@ -265,6 +265,10 @@ Status tiledmm_elementwise_gpu(const ElementwiseProblem* problem, const Executor
   return run_elementwise_on_gpu(*problem, *executor, reason, capacity);
 }
 
+Status tiledmm_reduce_cpu(const ReduceProblem* problem, const Executor* executor, char* reason, size_t capacity) {
+  return run_reduce_on_cpu(*problem, *executor, reason, capacity);
+}
+
 Status tiledmm_reduce_gpu(const ReduceProblem* problem, const Executor* executor, char* reason, size_t capacity) {
   return run_reduce_on_gpu(*problem, *executor, reason, capacity);
 }

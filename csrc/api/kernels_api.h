@@ -18,7 +18,7 @@ extern "C" {
 
 // Grows with every incompatible change of this header, of executor.h, problem.h, elementwise.h, reduce.h, softmax.h or
 // quantize.h. Whoever loads the library compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 16;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 17;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a
@@ -44,7 +44,9 @@ TILEDMM_API tiledmm::Status tiledmm_elementwise_cpu(const tiledmm::ElementwisePr
 TILEDMM_API tiledmm::Status tiledmm_elementwise_gpu(const tiledmm::ElementwiseProblem* problem,
                                                     const tiledmm::Executor* executor, char* reason, size_t capacity);
 
-// Sums along a dimension on GPU executor->device_idx, asynchronously on executor->stream.
+// Sums along a dimension, on the CPU none that run; on GPU executor->device_idx, asynchronously on executor->stream.
+TILEDMM_API tiledmm::Status tiledmm_reduce_cpu(const tiledmm::ReduceProblem* problem, const tiledmm::Executor* executor,
+                                               char* reason, size_t capacity);
 TILEDMM_API tiledmm::Status tiledmm_reduce_gpu(const tiledmm::ReduceProblem* problem, const tiledmm::Executor* executor,
                                                char* reason, size_t capacity);
 

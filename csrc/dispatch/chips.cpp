@@ -196,13 +196,24 @@ double measure_fma_peak(DType dtype, const Executor& executor) {
   return cpu::measure_fma_peak ? cpu::measure_fma_peak(best_isa(), dtype, executor) : 0;
 }
 
-void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
+namespace {
+
+Isa isa_of_vectors() {
 #if defined(TILEDMM_EMULATE_AMX)
-  constexpr Isa isa = Isa::avx2;  // which the emulation is compiled for
+  return Isa::avx2;  // which the emulation is compiled for
 #else
-  const Isa isa = best_isa();
+  return best_isa();
 #endif
-  cpu::compute_elementwise(isa, problem, executor);
+}
+
+}  // namespace
+
+void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
+  cpu::compute_elementwise(isa_of_vectors(), problem, executor);
+}
+
+Status compute_sums(const ReduceProblem& problem, const Executor& executor) {
+  return cpu::compute_sums(isa_of_vectors(), problem, executor);
 }
 #endif
 

@@ -7,6 +7,7 @@
 #include "core/chip.h"
 #include "core/elementwise.h"
 #include "core/executor.h"
+#include "core/reduce.h"
 
 namespace tiledmm {
 
@@ -33,7 +34,8 @@ int32_t num_cores();
 // has it is not compiled.
 double measure_fma_peak(DType dtype, const Executor& executor);
 
-// A function of each element, by this machine's best instruction set.
+// A function of each element, and sums that are not running, by this machine's best instruction set.
 void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor);
+Status compute_sums(const ReduceProblem& problem, const Executor& executor);
 
 }  // namespace tiledmm

@@ -127,6 +127,13 @@ Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor&
   return Status::ok;
 }
 
+Status run_reduce_on_cpu(const ReduceProblem& problem, const Executor& executor, char* reason, size_t capacity) {
+  if (problem.outer * problem.inner == 0) return Status::ok;
+  const Status status = compute_sums(problem, executor);
+  if (status == Status::out_of_memory) std::snprintf(reason, capacity, "no memory for the workspace of sums");
+  return status;
+}
+
 Status run_quantize_on_cpu(const QuantizeProblem& problem, const Executor& executor) {
   if (problem.m > 0) cpu::quantize(problem, executor);
   return Status::ok;

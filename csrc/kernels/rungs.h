@@ -4,6 +4,7 @@
 #include "core/chip.h"
 #include "core/elementwise.h"
 #include "core/quantize.h"
+#include "core/reduce.h"
 #include "core/rung.h"
 
 namespace tiledmm {
@@ -19,6 +20,8 @@ namespace cpu {
 // now; 0 where the kernel that has it is not compiled. And a function of each element.
 TILEDMM_IF_LINKED double measure_fma_peak(Isa isa, DType dtype, const Executor& executor);
 TILEDMM_IF_LINKED void compute_elementwise(Isa isa, const ElementwiseProblem& problem, const Executor& executor);
+// Sums along a dimension, that are not running.
+TILEDMM_IF_LINKED Status compute_sums(Isa isa, const ReduceProblem& problem, const Executor& executor);
 // Elements of 8 bits with scales, on every machine.
 TILEDMM_IF_LINKED void quantize(const QuantizeProblem& problem, const Executor& executor);
 }  // namespace cpu

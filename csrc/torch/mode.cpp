@@ -45,9 +45,10 @@ struct Group {
   bool on_cpu, on_gpu;
 };
 constexpr Group kGroups[] = {
-    {"products", products, true, true},      {"functions", functions, true, false},
-    {"reductions", reductions, false, true}, {"attention", attention, true, true},
-    {"decoding", decoding, false, true},     {"watched", watched, true, true},
+    {"products", products, true, true},     {"functions", functions, true, false},
+    {"reductions", reductions, true, true}, {"reductions", running_sums, false, true},
+    {"attention", attention, true, true},   {"decoding", decoding, false, true},
+    {"watched", watched, true, true},
 };
 
 // torch warns once in a process that an operator is overridden, which is what the user has asked for.
@@ -140,15 +141,20 @@ const std::vector<Row>& watched() {
       {"_flash_attention_forward", boxed<Watch>, kVaries},
       {"_native_multi_head_attention", boxed<Watch>, kVaries},
       {"_transformer_encoder_layer_fwd", boxed<Watch>, kVaries},
-      {"cudnn_convolution", boxed<Watch>, kVaries},
-      {"miopen_convolution", boxed<Watch>, kVaries},
-      {"mkldnn_convolution", boxed<Watch>, kVaries},
-      {"_slow_conv2d_forward", boxed<Watch>, kVaries},
-      {"_cudnn_rnn", boxed<Watch>, kVaries},
-      {"mkldnn_rnn_layer", boxed<Watch>, kVaries},
+      {"convolution", boxed<Watch>, kVaries},
+      {"convolution_backward", boxed<Watch>, kVaries},
+      {"lstm.input", boxed<Watch>, kVaries},
+      {"lstm.data", boxed<Watch>, kVaries},
+      {"gru.input", boxed<Watch>, kVaries},
+      {"gru.data", boxed<Watch>, kVaries},
+      {"rnn_tanh.input", boxed<Watch>, kVaries},
+      {"rnn_tanh.data", boxed<Watch>, kVaries},
+      {"rnn_relu.input", boxed<Watch>, kVaries},
+      {"rnn_relu.data", boxed<Watch>, kVaries},
       {"logcumsumexp", boxed<Watch>, kVaries},
       {"cumprod", boxed<Watch>, kVaries},
       {"prod.dim_int", boxed<Watch>, kVaries},
+      {"nansum", boxed<Watch>, kVaries},
       {"_grouped_mm", boxed<Watch>, kNotCovered},
       {"_int_mm", boxed<Watch>, kNotCovered},
       {"_weight_int4pack_mm", boxed<Watch>, kNotCovered},

@@ -49,6 +49,7 @@ class Tally {
 // Why torch's kernel computes something.
 inline constexpr const char* kOtherDtype = "a dtype other than float32, float64, float16 and bfloat16";
 inline constexpr const char* kOtherLayout = "a layout other than strided";
+inline constexpr const char* kDoesNotVary = "torch's own does not vary";
 
 struct Override;
 
@@ -56,16 +57,17 @@ struct Override;
 struct Row {
   const char* name;
   torch::CppFunction (*kernel)(Override& own);
-  // functions(): the form that writes its last argument; attention() and decoding(): what computes it; watched(): why
-  // the operator is.
+  // functions(): the form that writes its last argument, or that makes its result; attention() and decoding(): what
+  // computes it; watched(): why the operator is.
   const char* detail = nullptr;
 };
-const std::vector<Row>& products();    // mode_products.cpp
-const std::vector<Row>& functions();   // mode_functions.cpp: of each element, on the CPU
-const std::vector<Row>& reductions();  // mode_reductions.cpp: on GPUs
-const std::vector<Row>& attention();   // mode_attention.cpp
-const std::vector<Row>& decoding();    // mode_attention.cpp: on GPUs
-const std::vector<Row>& watched();     // mode.cpp: torch's own, which are counted
+const std::vector<Row>& products();      // mode_products.cpp
+const std::vector<Row>& functions();     // mode_functions.cpp: of each element, on the CPU
+const std::vector<Row>& reductions();    // mode_reductions.cpp
+const std::vector<Row>& running_sums();  // mode_reductions.cpp: on GPUs
+const std::vector<Row>& attention();     // mode_attention.cpp
+const std::vector<Row>& decoding();      // mode_attention.cpp: on GPUs
+const std::vector<Row>& watched();       // mode.cpp: torch's own, which are counted
 
 // What stands for one operator at one dispatch key.
 struct Override {
@@ -93,6 +95,9 @@ template <class Kernel>
 torch::CppFunction boxed(Override& own) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(own));
 }
+
+// Sums along one dimension, which stays, in a fixed order.
+at::Tensor sum_along(const at::Tensor& x, int64_t dim);
 
 // What stands for an operator while the mode is on.
 Override& find(c10::DispatchKey key, const char* name);

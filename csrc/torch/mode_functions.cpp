@@ -184,34 +184,88 @@ struct Elementwise : c10::OperatorKernel {
   const Override& kernel;  // the form that writes its last argument
 };
 
+// ---- Softmax and its logarithm.
+// Along another dimension than the last torch computes whole vectors of columns by one code and the rest of a thread's
+// columns by another. These are functions of each element that do not vary, and sums in a fixed order.
+Tensor along_columns(const Tensor& x, int64_t dim, bool is_log) {
+  const Tensor wide = x.to(x.element_size() == 2 ? at::kFloat : x.scalar_type()).contiguous();
+  const Tensor shifted = wide.sub(wide.amax(dim, true));
+  if (is_log) return shifted.sub_(sum_along(shifted.exp(), dim).log_()).to(x.scalar_type());
+  const Tensor result = shifted.exp_();
+  return result.div_(sum_along(result, dim)).to(x.scalar_type());
+}
+Tensor gradient_along_columns(const Tensor& grad, const Tensor& y, int64_t dim, bool is_log) {
+  const auto dtype = y.element_size() == 2 ? at::kFloat : y.scalar_type();
+  const Tensor own_grad = grad.to(dtype).contiguous(), own = y.to(dtype).contiguous();
+  const Tensor result = is_log ? own_grad.sub(own.exp().mul_(sum_along(own_grad, dim)))
+                               : own_grad.sub(sum_along(own_grad.mul(own), dim)).mul_(own);
+  return result.to(y.scalar_type());
+}
+
+bool is_along_columns(const Tensor& x, int64_t dim) {
+  return x.layout() == at::kStrided && dtype_of(x.scalar_type()) && x.numel() > 0 && x.dim() > 0 &&
+         at::maybe_wrap_dim(dim, x.dim()) != x.dim() - 1;
+}
+
 // torch's softmax adds up a row's last elements, which fill no vector, in another order than a whole vector's. So the
 // bits change where elements follow whose share is 0, as keys that a mask hides. Here such elements fill the vector. In
 // 32 and 64 bits the order is another one in rows shorter than a vector alone.
-Tensor softmax(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
-  const TorchOnOneThreadInChild own_thread;
+Tensor softmax_of_rows(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
   own.served.count("whole vectors");
   const int64_t size = x.dim() > 0 ? x.size(-1) : 0, whole = kWholeBytes / int64_t(x.element_size());
   const int64_t missing = size < whole || x.element_size() == 2 ? (whole - size % whole) % whole : 0;
-  const bool is_of_rows = size > 0 && at::maybe_wrap_dim(dim, x.dim()) == x.dim() - 1;
-  if (!is_of_rows || missing == 0 || !dtype_of(x.scalar_type())) return own.call_original(x, dim, half_to_float);
+  if (size == 0 || missing == 0 || !dtype_of(x.scalar_type())) return own.call_original(x, dim, half_to_float);
   const Tensor padded = at::constant_pad_nd(x, {0, missing}, -std::numeric_limits<double>::infinity());
   return own.call_original(padded, dim, half_to_float).narrow(-1, 0, size).contiguous();
 }
-torch::CppFunction softmax(Override& own) {
-  return torch::CppFunction(
-      [&own](const Tensor& x, int64_t dim, bool half_to_float) { return softmax(own, x, dim, half_to_float); });
+template <bool IS_LOG>
+Tensor softmax(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
+  const TorchOnOneThreadInChild own_thread;
+  if (!half_to_float && is_along_columns(x, dim)) {
+    own.served.count("sums of columns");
+    return along_columns(x, dim, IS_LOG);
+  }
+  if (!IS_LOG) return softmax_of_rows(own, x, dim, half_to_float);
+  own.left.count(kDoesNotVary);
+  return own.call_original(x, dim, half_to_float);
 }
-torch::CppFunction softmax_out(Override& own) {
-  return torch::CppFunction([&own](const Tensor& x, int64_t dim, bool half_to_float, Tensor& out) -> Tensor& {
-    if (out.scalar_type() != x.scalar_type()) {
-      own.call_original(x, dim, half_to_float, out);
+template <bool IS_LOG>
+Tensor softmax_gradient(Override& own, const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
+  const TorchOnOneThreadInChild own_thread;
+  if (grad.scalar_type() == dtype && y.scalar_type() == dtype && grad.sizes() == y.sizes() &&
+      grad.layout() == at::kStrided && is_along_columns(y, dim)) {
+    own.served.count("sums of columns");
+    return gradient_along_columns(grad, y, dim, IS_LOG);
+  }
+  own.left.count(kDoesNotVary);
+  return own.call_original(grad, y, dim, dtype);
+}
+
+// The form with a new result, and the one that writes its last argument, which calls it.
+template <auto FUNCTION, class... Args>
+torch::CppFunction with_new_result(Override& own, Tensor (*)(Override&, Args...)) {
+  return torch::CppFunction([&own](Args... args) { return FUNCTION(own, args...); });
+}
+template <auto FUNCTION, class First, class... Args>
+torch::CppFunction into_result(Override& own, Tensor (*)(Override&, First, Args...)) {
+  return torch::CppFunction([&own](First first, Args... args, Tensor& out) -> Tensor& {
+    if (out.scalar_type() != first.scalar_type()) {
+      own.call_original(first, args..., out);
       return out;
     }
-    const Tensor result = softmax(find(own.key, "_softmax"), x, dim, half_to_float);
+    const Tensor result = FUNCTION(find(own.key, own.row.detail), first, args...);
     at::native::resize_output(out, result.sizes());
     out.copy_(result);
     return out;
   });
+}
+template <auto FUNCTION>
+torch::CppFunction with_new_result(Override& own) {
+  return with_new_result<FUNCTION>(own, FUNCTION);
+}
+template <auto FUNCTION>
+torch::CppFunction into_result(Override& own) {
+  return into_result<FUNCTION>(own, FUNCTION);
 }
 
 }  // namespace
@@ -219,7 +273,16 @@ torch::CppFunction softmax_out(Override& own) {
 // Those whose bits were found to depend on the place (benchmarks/what_varies.py).
 const std::vector<Row>& functions() {
   static const std::vector<Row> rows = [] {
-    std::vector<Row> rows = {{"_softmax", softmax}, {"_softmax.out", softmax_out}};
+    std::vector<Row> rows = {
+        {"_softmax", with_new_result<softmax<false>>},
+        {"_softmax.out", into_result<softmax<false>>, "_softmax"},
+        {"_log_softmax", with_new_result<softmax<true>>},
+        {"_log_softmax.out", into_result<softmax<true>>, "_log_softmax"},
+        {"_softmax_backward_data", with_new_result<softmax_gradient<false>>},
+        {"_softmax_backward_data.out", into_result<softmax_gradient<false>>, "_softmax_backward_data"},
+        {"_log_softmax_backward_data", with_new_result<softmax_gradient<true>>},
+        {"_log_softmax_backward_data.out", into_result<softmax_gradient<true>>, "_log_softmax_backward_data"},
+    };
     for (const auto& [out, make, change] : {
              std::array<const char*, 3>{"silu.out", "silu", "silu_"},
              {"gelu.out", "gelu", "gelu_"},

@@ -1,5 +1,5 @@
-// The mode's sums on GPUs: of any dimensions, in an order that the reduced sizes alone fix.
-#include <ATen/WrapDimUtils.h>
+// The mode's sums: of any dimensions, in an order that the reduced sizes alone fix.
+#include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/strides.h>
@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/reduce.h"
+#include "torch/cpu_executor.h"
 #include "torch/mode.h"
 #include "torch/product.h"
 #include "torch/shapes.h"
@@ -20,7 +21,6 @@ using at::ScalarType;
 using at::Tensor;
 
 constexpr const char* kKernel = "reduce";
-constexpr const char* kDoesNotVary = "torch's own does not vary";
 
 // A dimension, with the strides that the operand and the result have along it.
 struct Dim {
@@ -47,16 +47,14 @@ std::vector<Dim> merged(const Tensor& x, const std::vector<int64_t>& dims, const
 // A reduction and its result, whose shape is that of x with the reduced dimensions of size 1; or, where is_running,
 // that of x.
 struct Reduced {
+  const TorchOnOneThreadInChild own_thread;
   Tensor x;  // which may be a copy, of an order in memory that the kernel takes
   ReduceProblem problem{};
   std::vector<int64_t> shape, kept_shape;
 
   Reduced(const Tensor& given, OptionalIntArrayRef dims, bool is_running = false) : x(given) {
     const int64_t dim = given.dim();
-    std::vector<bool> is_reduced(size_t(dim), !dims || dims->empty());
-    if (dims) {
-      for (const int64_t d : *dims) is_reduced[size_t(at::maybe_wrap_dim(d, dim))] = true;
-    }
+    const auto is_reduced = at::dim_list_to_bitset(dims && dims->empty() ? std::nullopt : dims, size_t(dim));
     std::vector<int64_t> kept, reduced;
     problem.k = 1;
     for (int64_t d = 0; d < dim; ++d) {
@@ -119,23 +117,26 @@ Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Sca
 }
 
 // The operand in the dtype in which it is to be summed; undefined, with the reason counted, where torch is to do it.
-// Results in 16 bits were not found to vary (benchmarks/what_varies.py), unless they are running sums.
+// On GPUs results in 16 bits were not found to vary (benchmarks/what_varies.py), unless they are running sums.
 Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype, bool is_running = false) {
   const ScalarType result = dtype.value_or(x.scalar_type());
   const char* reason = !dtype_of(x.scalar_type()) || !dtype_of(result) ? kOtherDtype
                        : x.layout() != at::kStrided                    ? kOtherLayout
-                       : !is_running && result != type_of_sums(result) ? kDoesNotVary
-                                                                       : nullptr;
+                       : own.key != c10::DispatchKey::CPU && !is_running && result != type_of_sums(result)
+                           ? kDoesNotVary
+                           : nullptr;
   if (reason) {
     own.left.count(reason);
     return {};
   }
   own.served.count(kKernel);
+  const TorchOnOneThreadInChild own_thread;
   // 16 bits are summed in 32, also where that is the result's dtype.
-  return type_of_sums(result) != type_of_sums(x.scalar_type()) ? x.to(result) : x;
+  return result == at::kFloat && type_of_sums(x.scalar_type()) == at::kFloat ? x : x.to(result);
 }
 
 void write(const Tensor& result, Tensor& out) {
+  const TorchOnOneThreadInChild own_thread;
   at::native::resize_output(out, result.sizes());
   out.copy_(result);
 }
@@ -160,7 +161,8 @@ template <bool IS_MEAN>
 Kernel sum_out(Override& own) {
   return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, bool keepdim, std::optional<ScalarType> dtype,
                        Tensor& out) -> Tensor& {
-    const Tensor x = accepted(own, self, out.scalar_type());
+    const bool is_of_out = dtype.value_or(out.scalar_type()) == out.scalar_type();
+    const Tensor x = is_of_out ? accepted(own, self, out.scalar_type()) : Tensor();
     if (x.defined()) {
       write(summed<IS_MEAN>(x, out.scalar_type(), dims, keepdim), out);
     } else {
@@ -216,15 +218,18 @@ Tensor norm_of(const Tensor& x, double order, ScalarType dtype, OptionalIntArray
   reduced.problem.takes_root = order == 2;
   return reduced.compute(dtype, keepdim);
 }
-bool is_served_norm(Override& own, const Scalar& order) {
-  const bool result = !order.isComplex() && (order.toDouble() == 1 || order.toDouble() == 2);
-  if (!result) own.left.count("a norm of an order other than 1 and 2");
-  return result;
+Tensor accepted_for_norm(Override& own, const Scalar& order, const Tensor& x, const std::optional<ScalarType>& dtype) {
+  if (order.isComplex() || (order.toDouble() != 1 && order.toDouble() != 2)) {
+    own.left.count("a norm of an order other than 1 and 2");
+    return {};
+  }
+  // A norm in a dtype of fewer bits raises.
+  return dtype && c10::elementSize(*dtype) < x.itemsize() ? Tensor() : accepted(own, x, dtype);
 }
 Kernel norm(Override& own) {
   return Kernel([&own](const Tensor& self, const Scalar& order, OptionalIntArrayRef dims, bool keepdim,
                        std::optional<ScalarType> dtype) {
-    const Tensor x = is_served_norm(own, order) ? accepted(own, self, dtype) : Tensor();
+    const Tensor x = accepted_for_norm(own, order, self, dtype);
     return x.defined() ? norm_of(x, order.toDouble(), dtype.value_or(self.scalar_type()), dims, keepdim)
                        : own.call_original(self, order, dims, keepdim, dtype);
   });
@@ -232,7 +237,8 @@ Kernel norm(Override& own) {
 Kernel norm_out(Override& own) {
   return Kernel([&own](const Tensor& self, const Scalar& order, OptionalIntArrayRef dims, bool keepdim,
                        std::optional<ScalarType> dtype, Tensor& out) -> Tensor& {
-    const Tensor x = is_served_norm(own, order) ? accepted(own, self, dtype) : Tensor();
+    const bool is_of_out = dtype.value_or(self.scalar_type()) == out.scalar_type();
+    const Tensor x = is_of_out ? accepted_for_norm(own, order, self, dtype) : Tensor();
     if (x.defined()) {
       write(norm_of(x, order.toDouble(), out.scalar_type(), dims, keepdim), out);
     } else {
@@ -280,6 +286,8 @@ Kernel cumsum_in_place(Override& own) {
 
 }  // namespace
 
+Tensor sum_along(const Tensor& x, int64_t dim) { return summed<false>(x, x.scalar_type(), at::IntArrayRef(dim), true); }
+
 // aten's other sums, of all elements and norms by other names, call these.
 const std::vector<Row>& reductions() {
   static const std::vector<Row> rows = {
@@ -295,6 +303,11 @@ const std::vector<Row>& reductions() {
       {"std_mean.correction", var_mean<true>},
       {"linalg_vector_norm", norm},
       {"linalg_vector_norm.out", norm_out},
+  };
+  return rows;
+}
+const std::vector<Row>& running_sums() {
+  static const std::vector<Row> rows = {
       {"cumsum", cumsum},
       {"cumsum.out", cumsum_out},
       {"cumsum_", cumsum_in_place},

@@ -116,48 +116,37 @@ Outcome compute(GemmProblem& problem, int32_t algorithm, c10::Device device, boo
   return outcome;
 }
 
-void run(const ElementwiseProblem& problem, c10::Device device) {
-  Outcome outcome;
-  outcome.status = call(
-      device, nullptr,
-      [&](const Executor& executor) {
-        return tiledmm_elementwise_cpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
-      },
-      [&](const Executor& executor) {
-        return tiledmm_elementwise_gpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
-      });
-  outcome.raise();
-}
-
 namespace {
 
-// By a function of the library that GPUs alone have.
-template <class Problem, class Function>
-void run_on_gpu(const Problem& problem, c10::Device device, const Function& function) {
-  const c10::DeviceGuard guard(device);
-  GpuWorkspace workspace{device, {}};
-  const Executor executor = torch_gpu_executor(workspace);
+template <class Problem>
+using Function = Status (*)(const Problem* problem, const Executor* executor, char* reason, size_t capacity);
+
+// By a function of the library; `on_cpu` is null where there is none.
+template <class Problem>
+void run_by(const Problem& problem, c10::Device device, Function<Problem> on_cpu, Function<Problem> on_gpu) {
   Outcome outcome;
-  outcome.status = function(&problem, &executor, outcome.reason, sizeof outcome.reason);
+  const auto by = [&](Function<Problem> function) {
+    return [&outcome, &problem, function](const Executor& executor) {
+      return function(&problem, &executor, outcome.reason, sizeof outcome.reason);
+    };
+  };
+  outcome.status = call(device, nullptr, by(on_cpu), by(on_gpu));
   outcome.raise();
 }
 
 }  // namespace
 
-void run(const ReduceProblem& problem, c10::Device device) { run_on_gpu(problem, device, tiledmm_reduce_gpu); }
-void run(const SoftmaxProblem& problem, c10::Device device) { run_on_gpu(problem, device, tiledmm_softmax_gpu); }
-
+void run(const ElementwiseProblem& problem, c10::Device device) {
+  run_by(problem, device, tiledmm_elementwise_cpu, tiledmm_elementwise_gpu);
+}
+void run(const ReduceProblem& problem, c10::Device device) {
+  run_by(problem, device, tiledmm_reduce_cpu, tiledmm_reduce_gpu);
+}
+void run(const SoftmaxProblem& problem, c10::Device device) {
+  run_by<SoftmaxProblem>(problem, device, nullptr, tiledmm_softmax_gpu);
+}
 void run(const QuantizeProblem& problem, c10::Device device) {
-  Outcome outcome;
-  outcome.status = call(
-      device, nullptr,
-      [&](const Executor& executor) {
-        return tiledmm_quantize_cpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
-      },
-      [&](const Executor& executor) {
-        return tiledmm_quantize_gpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
-      });
-  outcome.raise();
+  run_by(problem, device, tiledmm_quantize_cpu, tiledmm_quantize_gpu);
 }
 
 void Outcome::raise() const {

@@ -1,4 +1,4 @@
-"""Sums along a dimension: the GPU's kernels, run by the host executor, against float64, and their order.
+"""Sums along a dimension: the GPU's kernels, run by the host executor, and the CPU's, against float64, and their order.
 
 Planted bugs that these tests caught: each barrier left out, one at a time; elements beyond k in a chain, or among the
 differences from the mean; parts that another row reads; a root that is not taken; few chunks added up as many are; one
@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_tiledmm
 from torch_tiledmm import host_gpu
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -266,3 +267,85 @@ def test_running_sums_against_float64(k, layout, dtype):
     unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
     limit = 128 * unit * magnitude + torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).tiny
     assert ((y.double() - exact).abs() <= limit).all()
+
+
+@pytest.fixture
+def on_a_cpu():
+    with torch_tiledmm.enabled(cover=["reductions"]):
+        yield
+
+
+def documented_cpu_sum(terms: Tensor) -> Tensor:
+    """Sums along the last dimension in the order that csrc/kernels/cpu/shared/reduce.h documents."""
+    chunks = torch.cat([terms, terms.new_zeros(*terms.shape[:-1], -terms.shape[-1] % 1024)], -1).unflatten(
+        -1, (-1, 32, 32)
+    )
+    sums = torch.zeros_like(chunks[..., 0, :])
+    for step in chunks.unbind(-2):
+        sums = sums + step
+    while sums.shape[-1] > 1:
+        first, second = sums.chunk(2, -1)
+        sums = first + second
+    return documented_cpu_sum(sums[..., 0]) if terms.shape[-1] > 1024 else sums[..., 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", (1, 3, 32, 33, 100, 250, 1024, 1025, 5003, 40_000))
+def test_sums_on_a_cpu_are_in_the_documented_order(k, dtype, on_a_cpu):
+    """Rows, columns and odd strides have the same bits, near to those of float64 by the length of a path: 32 additions
+    in a chain and 5 of chains in each of the levels of 1024.
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    unit = torch.finfo(wide).eps / 2
+    for case in CASES:
+        x = placed(case, k, dtype)
+        for terms, y in (
+            (x.to(wide), x.sum(-1, dtype=wide)),
+            (x.to(wide).abs(), torch.linalg.vector_norm(x, 1, -1, dtype=wide)),
+        ):
+            assert torch.equal(y, documented_cpu_sum(terms))
+            limit = 38 * (1 + (k > 1024)) * unit * terms.double().abs().sum(-1)
+            assert ((y.double() - terms.double().sum(-1)).abs() <= limit).all()
+        root = torch.from_numpy(np.sqrt(documented_cpu_sum(x.to(wide) ** 2).numpy()))  # torch's own is not exact
+        assert torch.equal(torch.linalg.vector_norm(x, dim=-1), root.to(dtype))
+        mean = documented_cpu_sum(x.double()) / k
+        spread = documented_cpu_sum((x.double() - mean[..., None]) ** 2)
+        var, own_mean = torch.var_mean(x, -1, correction=0)
+        assert torch.equal(var, (spread / k).to(dtype)) and torch.equal(own_mean, mean.to(dtype))
+        assert torch.equal(x.mean(-1), (documented_cpu_sum(x.to(wide)) / k).to(dtype))
+
+
+def test_forms_of_sums_on_a_cpu(on_a_cpu):
+    x = torch.randn(4, 5, 70)
+    expected = x.sum(-1)
+    out = torch.full((4, 10), torch.nan)[:, ::2]
+    for place in (out, torch.empty(0), torch.empty(4, 5, dtype=torch.float64)):
+        torch.sum(x, -1, out=place)
+        torch.testing.assert_close(place, x.sum(-1, dtype=place.dtype))
+    assert torch.equal(out, expected)
+    assert torch.equal(torch.sum(x, -1, keepdim=True), expected[..., None])
+    assert torch.equal(x.sum(dtype=torch.float64), x.double().sum())
+    assert torch.equal(x.sum(-1, dtype=torch.bfloat16), x.bfloat16().sum(-1))
+    assert torch.equal(x.sum(()), x.flatten().sum(0)) and torch.equal(x.mean(), x.sum() / x.numel())
+    assert torch.equal(x.sum((0, 2)), x.transpose(0, 1).reshape(5, -1).sum(-1))
+    assert torch.equal(x.mT.sum(1), expected) and torch.equal(x[:, :, ::3].sum(-1), x[:, :, ::3].contiguous().sum(-1))
+    assert torch.equal(x[:, :1].expand(-1, 3, -1).sum(-1), expected[:, :1].expand(-1, 3))
+    scalar = torch.tensor(3.5)
+    assert scalar.sum() == scalar.sum(0) == scalar.mean(-1) == scalar.norm() == 3.5
+    assert (torch.empty(2, 0).sum(1) == 0).all() and torch.empty(0, 3).sum(1).shape == (0,)
+    assert torch.empty(2, 0).mean(1).isnan().all() and torch.empty(2, 0).var(1).isnan().all()
+    assert torch.randn(3, 1).var(1).isnan().all() and torch.equal(torch.tensor([[-0.0]]).sum(1), torch.zeros(1))
+    for value in (torch.inf, torch.nan):
+        x = torch.randn(3, 2000)
+        x[1, 1234] = value
+        for y in (x.sum(1), x.mean(1), x.norm(dim=1), x.mT.contiguous().sum(0)):
+            assert y.isfinite().tolist() == [True, False, True] and y[1].isnan() == (value is torch.nan)
+        assert x.var(1).isnan().tolist() == [False, True, False]
+    for call in (
+        lambda: x.sum((0, 0)),
+        lambda: x.mean(2),
+        lambda: torch.linalg.vector_norm(x.double(), dim=1, dtype=torch.float32),
+        lambda: torch.sum(x, 1, dtype=torch.float64, out=torch.empty(3)),
+    ):
+        with pytest.raises((RuntimeError, IndexError)):
+            call()

@@ -64,4 +64,11 @@ void compute_elementwise(Isa isa, const ElementwiseProblem& problem, const Execu
   kVariants[int(isa)](problem, executor);
 }
 
+Status compute_sums(Isa isa, const ReduceProblem& problem, const Executor& executor) {
+  // By Isa.
+  constexpr decltype(&reduce_portable) kVariants[kNumIsas] = {
+      reduce_portable, reduce_neon, reduce_avx2, reduce_avx512, reduce_avx512, reduce_avx512, reduce_avx512};
+  return kVariants[int(isa)](problem, executor);
+}
+
 }  // namespace tiledmm::cpu

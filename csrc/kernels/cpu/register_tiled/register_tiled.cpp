@@ -1,5 +1,5 @@
-// Rung 04, and functions of each element, compiled for one instruction set after the other: TILEDMM_INSTANCE is its
-// number, that of Isa. Nothing of those of another processor.
+// Rung 04, functions of each element, and sums, compiled for one instruction set after the other: TILEDMM_INSTANCE is
+// its number, that of Isa. Nothing of those of another processor.
 constexpr int kNumInstances = 5;
 #if TILEDMM_INSTANCE == 0
 #define TILEDMM_ISA_PORTABLE
@@ -23,6 +23,7 @@ constexpr int kNumInstances = 5;
 #include "kernels/cpu/register_tiled/fma_peak.h"
 #include "kernels/cpu/register_tiled/launch.h"
 #include "kernels/cpu/shared/elementwise.h"
+#include "kernels/cpu/shared/reduce.h"
 
 namespace tiledmm::cpu {
 
@@ -50,6 +51,12 @@ double TILEDMM_OF_ISA(fma_peak)(DType dtype, const Executor& executor) { return 
 void TILEDMM_OF_ISA(elementwise)(const ElementwiseProblem& problem, const Executor& executor) {
   elementwise(problem, executor);
 }
+
+#if !defined(TILEDMM_ISA_AVX512_BF16)  // sums of bf16 are those of avx512
+Status TILEDMM_OF_ISA(reduce)(const ReduceProblem& problem, const Executor& executor) {
+  return reduce(problem, executor);
+}
+#endif
 
 }  // namespace tiledmm::cpu
 #endif
