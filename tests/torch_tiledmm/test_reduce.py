@@ -6,7 +6,9 @@ row's result for those beside it; a column's first chunk for all. Of the spread:
 away, in its own part and in the next level; counts of the last part, of the next level's parts, of a column's lanes, of
 lanes without elements; a column's lanes in other pairs. Of running sums: with the part itself for what is before it;
 with the first part's for all of a block; one chain of all parts; a part that does not end; lanes that are left over;
-another row's parts; another association.
+another row's parts; another association. On a CPU: a row's last element left out; lanes beyond it among the differences
+from the mean, or the last one not; chunks in another order; the first columns' means for all; elements in a neighbour's
+chain; chains added in another order; a root or a divisor that is not taken; the last column left out.
 """
 
 import ctypes
@@ -297,8 +299,8 @@ def test_sums_on_a_cpu_are_in_the_documented_order(k, dtype, on_a_cpu):
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     unit = torch.finfo(wide).eps / 2
-    for case in CASES:
-        x = placed(case, k, dtype)
+    many_columns = torch.randn(1, k, 150 if k < 10_000 else 1).to(dtype).mT
+    for x in (*(placed(case, k, dtype) for case in CASES), many_columns):
         for terms, y in (
             (x.to(wide), x.sum(-1, dtype=wide)),
             (x.to(wide).abs(), torch.linalg.vector_norm(x, 1, -1, dtype=wide)),

@@ -16,7 +16,7 @@ namespace tiledmm::cpu {
 namespace {
 
 constexpr int64_t kChains = 32, kSumChunk = 1024;
-constexpr int64_t kSumAtOnce = 4;
+constexpr int64_t kSumAtOnce = 8;
 constexpr int64_t kSumTask = 1 << 14;  // elements: enough to repay another thread
 template <class A>
 constexpr int64_t kSumColumns = 512 / sizeof(A);  // are added up side by side: their chains fit into a core's cache
