@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from bench_models import decoding_step
 from torch import Tensor, nn
 
 import torch_tiledmm
@@ -123,31 +124,15 @@ def measure_times(device: str, is_large: bool, count: int) -> list[dict]:
 
 def measure_decoding(model: nn.Module) -> dict[str, float]:
     """One step of 16 sequences with 512 keys in a static cache, as a CUDA graph."""
-    import transformers
-
     model.set_attn_implementation("sdpa")  # eager attention copies its mask from the host
-    cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
-    tokens, position = torch.full((16, 1), 5, device="cuda"), torch.tensor([512], device="cuda")
     found: dict[str, list[float]] = {name: [] for name in (*ARMS, "decoding")}
-    graphs = {}
-    with torch.no_grad():
-        for name in found:
-            with arm(name):
-
-                def step() -> Tensor:
-                    return model(tokens, past_key_values=cache, cache_position=position, use_cache=True).logits
-
-                stream = torch.cuda.Stream()
-                with torch.cuda.stream(stream):
-                    for _ in range(3):
-                        step()
-                torch.cuda.synchronize()
-                graphs[name] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[name]):
-                    step()
+    steps = {}
+    for name in found:
+        with arm(name):
+            steps[name] = decoding_step(model, 16)
     for _ in range(3):
         for name, times in found.items():
-            times.append(median_ms(graphs[name].replay, "cuda", 30))
+            times.append(median_ms(steps[name], "cuda", 30))
     return {f"{name}_ms": round(min(times), 3) for name, times in found.items()}
 
 

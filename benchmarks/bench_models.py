@@ -99,13 +99,13 @@ def training_step(model: nn.Module, inputs: dict, *, is_autocast: bool, way: str
     return run
 
 
-def decoding_step(model: nn.Module) -> Callable[[], None]:
-    """Replays a CUDA graph of one token of eight sequences, with 512 keys in a static cache."""
+def decoding_step(model: nn.Module, batch: int = 8) -> Callable[[], None]:
+    """Replays a CUDA graph of one token of each of `batch` sequences, with 512 keys in a static cache."""
     import transformers
 
     model.eval()
     cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
-    tokens, position = torch.full((8, 1), 5, device="cuda"), torch.tensor([512], device="cuda")
+    tokens, position = torch.full((batch, 1), 5, device="cuda"), torch.tensor([512], device="cuda")
 
     def run() -> None:
         with torch.no_grad():

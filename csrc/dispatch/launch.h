@@ -20,7 +20,7 @@ Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor execut
 Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor& executor);
 Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity);
 
-// Sums along a dimension, on GPU executor.device_idx; failures as above.
+// Sums along a dimension, on the CPU none that run, or on GPU executor.device_idx; failures as above.
 Status run_reduce_on_cpu(const ReduceProblem& problem, const Executor& executor, char* reason, size_t capacity);
 Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity);
 

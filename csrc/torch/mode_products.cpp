@@ -1,6 +1,7 @@
 // The mode's products: aten's operators as GemmProblems of the operands' own strides.
 #include <ATen/native/Resize.h>
 
+#include "core/math.h"
 #include "torch/cpu_executor.h"
 #include "torch/mode.h"
 #include "torch/overlap.h"
@@ -409,7 +410,7 @@ const char* refuse_recipes(const RecipeCall& call) {
 Tensor in_order(const Tensor& scale, int64_t recipe, int64_t rows, int64_t k) {
   const int64_t k_blocks = scale_blocks(k);
   if (recipe == of_1x128) return scale.sizes().equals({rows, k_blocks}) ? scale : Tensor();
-  const bool fits = scale.sizes().equals({(k_blocks + 3) / 4 * 4, scale_blocks(rows)});
+  const bool fits = scale.sizes().equals({round_up(k_blocks, 4), scale_blocks(rows)});
   return fits ? scale.narrow(0, 0, k_blocks).t() : Tensor();
 }
 

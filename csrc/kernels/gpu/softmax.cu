@@ -18,7 +18,7 @@ TILEDMM_DEVICE float weight(float t, float most) {
   return approximate_exp2((t - (most == kLeast ? 0.0f : most)) * 1.44269504f);
 }
 
-// Of some elements: the largest, and the sum of their weights beside it.
+// The largest of some elements, and the sum of their weights beside it.
 struct RowSum {
   float most, sum;
 };
