@@ -41,19 +41,23 @@ def register_sharding_rules() -> None:
         (ops.linear_and_sum, _linear_and_sum_rules),
         (ops.linear_weight_grads, _linear_weight_grads_rules),
         (ops.gated_linear, _gated_linear_rules),
+        (ops.gated_linear_and_sums, partial(_with_sums, _gated_linear_rules)),
         (ops.gated, _gated_rules),
         (ops.gated_backward, _gated_backward_rules),
         (ops.activate, _activate_rules),
         (ops.activate_backward, _activate_backward_rules),
         (ops.grouped_matmul, _grouped_matmul_rules),
         (ops.gated_grouped_matmul, _gated_grouped_matmul_rules),
+        (ops.gated_grouped_matmul_and_sums, partial(_with_sums, _gated_grouped_matmul_rules)),
         (ops.ordered_sum, _ordered_sum_rules),
     ):
         register_sharding(op.default)(partial(_with_strided_shards, rules))
     # DTensor remembers its choice, and what the result is, per operands and integer arguments; here strings, dtypes and
     # lists take part in that.
     schema_info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    for op in (ops.matmul, ops.addmm, ops.gated_linear, ops.gated, ops.gated_grouped_matmul):
+    gated_ops = (ops.gated_linear, ops.gated, ops.gated_grouped_matmul)
+    gated_ops_and_sums = (ops.gated_linear_and_sums, ops.gated_grouped_matmul_and_sums)
+    for op in (ops.matmul, ops.addmm, *gated_ops, *gated_ops_and_sums):
         schema_info[op.default].static_kwargkey = ["out_dtype"]
     for op in (ops.linear, ops.linear_and_sum, ops.grouped_matmul):
         schema_info[op.default].static_kwargkey = ["activation", "out_dtype"]
@@ -197,6 +201,11 @@ def _gated_linear_rules(
         (out, [placed[0], placed[1], placed[1], *(None if own is None else placed[2] for own in biases)])  # type: ignore[list-item]
         for out, placed in rules
     ]
+
+
+def _with_sums(rules_of: Callable[..., Rules], *operands: DTensorSpec | None, **options: Any) -> Rules:
+    """Those of a gated product, whose result comes with both sums."""
+    return [(out * 3, placements) for out, placements in rules_of(*operands, **options)]
 
 
 def _grouped_matmul_rules(

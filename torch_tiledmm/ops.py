@@ -219,12 +219,12 @@ def gated_linear(
         gate_bias, up_bias: (out_features,), or None; both of one dtype, as `bias` of `linear`.
         activation: "silu", "gelu", "gelu_tanh" or "relu".
         algorithm, out_dtype: see `matmul`; of both products, and of the result.
-        keeps_sums: whether a backward pass finds both products' results, in the result's dtype, or computes them again.
+        keeps_sums: whether a backward pass finds both sums, rounded to the result's dtype, or computes them again.
 
     Returns:
-        (..., out_features), contiguous. Both sums stay in float32 (float64), and what comes of them is rounded once.
-        Where a gradient is needed they are rounded to the result's dtype before. A row's bits depend neither on m, nor
-        on the place in the batch, nor on the number of threads.
+        (..., out_features), contiguous. Both sums stay in float32 (float64), and what comes of them is rounded once. A
+        row's bits depend neither on m, nor on the place in the batch, nor on the number of threads, nor on whether a
+        gradient is needed.
 
     Raises:
         As `linear`; RuntimeError for weights of unlike shapes, TypeError for weights or biases of unlike dtypes.
@@ -232,8 +232,6 @@ def gated_linear(
     options: dict[str, Any] = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
     if up is None:
         _check_stacked(gate, 2, 0, "(2 * out_features, in_features)", gate_bias, up_bias)
-        if _need_grad(input, gate, gate_bias) and not _is_onnx_exported():
-            return _compute_gated(_stacked_gated_linear, keeps_sums, input, gate, gate_bias, **options)
         gate, up = gate.chunk(2)
         gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2)
     if _is_onnx_exported():
@@ -250,15 +248,6 @@ def _compute_gated(
     if keeps_sums:
         return function(*operands, **options)
     out: Tensor = checkpoint(function, *operands, use_reentrant=False, **options)
-    return out
-
-
-def _stacked_gated_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str, **options: Any
-) -> Tensor:
-    """By one product, so that the weight's gradient is one, too, and not two parts to be put together."""
-    sums = torch.ops.tiledmm.linear.default(input, weight, bias, **options)
-    out: Tensor = torch.ops.tiledmm.gated.default(*sums.chunk(2, -1), activation=activation)
     return out
 
 
@@ -862,9 +851,11 @@ def _register() -> None:
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
         (torch.ops.tiledmm._weight_only, _linear_flops),
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
+        (torch.ops.tiledmm.gated_linear_and_sums, _gated_linear_flops),
         (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.scaled_grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.gated_grouped_matmul, _gated_grouped_matmul_flops),
+        (torch.ops.tiledmm.gated_grouped_matmul_and_sums, _gated_grouped_matmul_flops),
         (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),
     ):
         register_flop_formula(op)(formula)

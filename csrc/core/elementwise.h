@@ -5,6 +5,9 @@
 // A gated pair has `other`, too: y[i] = function(x[i]) * other[i], or, where grad is given, both gradients:
 // y[i] = grad[i] * other[i] * function'(x[i]) and y_other[i] = grad[i] * function(x[i]).
 //
+// Sums in fp32 with a y of 16 bits may be kept beside it: x_kept[i] = x[i] and other_kept[i] = other[i], rounded as y
+// is. Those of one product have no `other`, which then counts as 1.
+//
 // x of 8 bits is widened: y[i] = x[i], of dtype_y.
 //
 // All operands are contiguous and have one dtype otherwise. They are computed in the accumulator's type and rounded
@@ -37,6 +40,8 @@ struct ElementwiseProblem {
   const void* other = nullptr;
   void* y_other = nullptr;
   DType dtype_y = DType::f32;
+  void* x_kept = nullptr;
+  void* other_kept = nullptr;
 };
 
 // Calls visit with an integral_constant of an activation.

@@ -97,9 +97,9 @@ struct GemmProblem {
   // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
   // Null: none. Only kernels that say so write them.
   void* row_sums;
-  // The sum before the activation is stored, too, rounded, this many elements behind its element of C. 0: it is not.
-  // Only the CPU's kernels take it, and only with an activation.
-  int64_t sum_offset;
+  // The sum before the activation is stored, too, rounded, this many elements behind its element of C; of a gated
+  // product, up's sum is as well. 0: it is not. Only kernels that say so store them, and only with an activation.
+  int64_t sum_offset, up_sum_offset;
   // Computed in the type that sums have. alpha == 0: no product is computed; beta == 0: the bias is not read.
   double alpha = 1, beta = 1;
   // scaling::rows: C = activation(sum * (scale_a * scale_b) + bias). scaling::blocks: each sum over 128

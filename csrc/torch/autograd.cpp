@@ -196,10 +196,13 @@ struct Wanted {
   bool nothing() const { return !grad && !tangent; }
 };
 
+// Whether autograd::Function would refuse.
+bool needs_node(const Wanted& wanted) { return wanted.tangent || is_transform_active(); }
+
 template <class Own>
 Tensor differentiate(const Wanted& wanted, const Tensor& first, const Tensor& second, const Tensor& third,
                      c10::DispatchKeySet below, std::string_view option, const Tensor& offs = Tensor()) {
-  if (wanted.tangent || is_transform_active()) return call_with_node<Own>(first, second, third, below, option, offs);
+  if (needs_node(wanted)) return call_with_node<Own>(first, second, third, below, option, offs);
   return apply_function<Own>(first, second, third, below, option, Computed{}, offs);
 }
 
@@ -287,7 +290,7 @@ Tensor addmm_autograd(c10::DispatchKeySet keys, const OptionalTensor& input, con
 Tensor activated_linear(const Wanted& wanted, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                         std::string_view activation, c10::DispatchKeySet below, std::string_view algorithm,
                         OptionalDtype out_dtype) {
-  if (!input.is_cpu() || wanted.tangent || is_transform_active()) {
+  if (!input.is_cpu() || needs_node(wanted)) {
     return activate_op().call(linear_op().call(input, weight, bias, "none", algorithm, out_dtype), activation);
   }
   Computed result, sum;
@@ -364,7 +367,7 @@ Tensor gated_autograd(c10::DispatchKeySet keys, const Tensor& gate, const Tensor
   const Wanted wanted(gate, up);
   if (wanted.nothing() || !are_plain({gate, up})) return gated_op().redispatch(below, gate, up, activation, out_dtype);
   const at::ScalarType result = check_gated<c10::SymInt>(gate, up, activation, out_dtype);
-  return differentiate<GatedFormula>(wanted, gate, up, Tensor(), below, activation).to(result);
+  return differentiate<GatedFormula>(wanted, gate, up, Tensor(), below, GatedFormula::text_of(activation, result));
 }
 
 // In one pass, unless it is to be differentiated itself.
@@ -379,7 +382,25 @@ std::tuple<Tensor, Tensor> gated_backward_autograd(c10::DispatchKeySet keys, con
   return {activate_backward_op().call(grad * up, gate, activation), grad * activate_op().call(gate, activation)};
 }
 
-// Under a gradient both sums are kept, in the result's dtype.
+// The result of a gated product and its sums, in one pass, are given to the Functions that would compute them.
+// apply_product(weight, bias, sum) is that of a sum.
+template <class ApplyProduct>
+Tensor apply_gated(const std::tuple<Tensor, Tensor, Tensor>& computed, const Tensor& gate, const Tensor& up,
+                   const OptionalTensor& gate_bias, const OptionalTensor& up_bias, std::string_view activation,
+                   c10::DispatchKeySet below, const ApplyProduct& apply_product) {
+  const auto& [result, gate_sum, up_sum] = computed;
+  const Tensor own_gate = apply_product(gate, gate_bias.value_or(Tensor()), Computed{gate_sum});
+  const Tensor own_up = apply_product(up, up_bias.value_or(Tensor()), Computed{up_sum});
+  if (!own_gate.requires_grad() && !own_up.requires_grad()) return result;
+  return apply_function<GatedFormula>(own_gate, own_up, Tensor(), below,
+                                      GatedFormula::text_of(activation, result.scalar_type()), Computed{result});
+}
+
+// The dtype of sums before they are rounded, of a product whose result has such a dtype.
+at::ScalarType wide(at::ScalarType result) { return result == at::kDouble ? at::kDouble : at::kFloat; }
+
+// Under a gradient both sums are kept, in the result's dtype; the result comes of the sums as they were. Where no
+// Function serves, the sums are results themselves.
 Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& gate, const Tensor& up,
                              const OptionalTensor& gate_bias, const OptionalTensor& up_bias,
                              std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
@@ -389,10 +410,29 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
     return gated_linear_op().redispatch(keys & c10::after_autograd_keyset, input, gate, up, gate_bias, up_bias,
                                         activation, algorithm, out_dtype);
   }
-  check_gated_linear<c10::SymInt>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
-  const Tensor gate_sum = linear_op().call(input, gate, gate_bias, "none", algorithm, out_dtype);
-  const Tensor up_sum = linear_op().call(input, up, up_bias, "none", algorithm, out_dtype);
-  return gated_op().call(gate_sum, up_sum, activation, std::nullopt);
+  const at::ScalarType result =
+      check_gated_linear<c10::SymInt>(input, gate, up, gate_bias, up_bias, activation, out_dtype).result;
+  const auto has_usual_bias = [&](const OptionalTensor& bias) {
+    return !bias || !bias->defined() || (bias->dim() == 1 && bias->sym_size(0) == gate.sym_size(0));
+  };
+  if (needs_node(wanted) || of_biases.tangent || gate.dim() != 2 || !has_usual_bias(gate_bias) ||
+      !has_usual_bias(up_bias)) {
+    const Tensor gate_sum = linear_op().call(input, gate, gate_bias, "none", algorithm, wide(result));
+    const Tensor up_sum = linear_op().call(input, up, up_bias, "none", algorithm, wide(result));
+    return gated_op().call(gate_sum, up_sum, activation, result);
+  }
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  std::tuple<Tensor, Tensor, Tensor> computed;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    computed = gated_linear_and_sums_op().redispatch(below, input, gate, up, gate_bias, up_bias, activation, algorithm,
+                                                     out_dtype);
+  }
+  const auto apply_product = [&](const Tensor& weight, const Tensor& bias, const Computed& sum) {
+    const std::string option = ProductOption(input, weight, bias, algorithm, out_dtype).text();
+    return apply_function<LinearFormula<false>>(input, weight, bias, below, option, sum);
+  };
+  return apply_gated(computed, gate, up, gate_bias, up_bias, activation, below, apply_product);
 }
 
 // Under a gradient the sum before an activation is kept, in the result's dtype.
@@ -413,7 +453,7 @@ Tensor grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const 
   return followed_by == Activation::none ? sum : activate_op().call(sum, activation);
 }
 
-// Under a gradient both sums are kept, in the result's dtype.
+// As gated_linear_autograd.
 Tensor gated_grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& gate, const Tensor& up,
                                      const OptionalTensor& offs, const OptionalTensor& gate_bias,
                                      const OptionalTensor& up_bias, OptionalDtype out_dtype,
@@ -424,10 +464,25 @@ Tensor gated_grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, 
     return gated_grouped_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, gate, up, offs, gate_bias,
                                                 up_bias, out_dtype, activation, algorithm);
   }
-  check_gated_grouped<c10::SymInt>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype);
-  const Tensor gate_sum = grouped_matmul_op().call(a, gate, offs, gate_bias, out_dtype, "none", algorithm);
-  const Tensor up_sum = grouped_matmul_op().call(a, up, offs, up_bias, out_dtype, "none", algorithm);
-  return gated_op().call(gate_sum, up_sum, activation, std::nullopt);
+  const at::ScalarType result =
+      check_gated_grouped<c10::SymInt>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype).result;
+  if (needs_node(wanted) || of_biases.tangent) {
+    const Tensor gate_sum = grouped_matmul_op().call(a, gate, offs, gate_bias, wide(result), "none", algorithm);
+    const Tensor up_sum = grouped_matmul_op().call(a, up, offs, up_bias, wide(result), "none", algorithm);
+    return gated_op().call(gate_sum, up_sum, activation, result);
+  }
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  std::tuple<Tensor, Tensor, Tensor> computed;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    computed = gated_grouped_matmul_and_sums_op().redispatch(below, a, gate, up, offs, gate_bias, up_bias, out_dtype,
+                                                             activation, algorithm);
+  }
+  const auto apply_product = [&](const Tensor& weight, const Tensor& bias, const Computed& sum) {
+    const std::string option = ProductOption(a, weight, bias, algorithm, out_dtype).text();
+    return apply_function<GroupedFormula>(a, weight, bias, below, option, sum, offs.value_or(Tensor()));
+  };
+  return apply_gated(computed, gate, up, gate_bias, up_bias, activation, below, apply_product);
 }
 
 // Operands of 8 bits are rounded, which has no derivative; whoever made them knows what stands for it.
@@ -510,6 +565,8 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   // What linear's derivative calls has none of its own: a backward pass through it raises.
   m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());
   m.impl("linear_weight_grads", torch::autograd::autogradNotImplementedFallback());
+  m.impl("gated_linear_and_sums", torch::autograd::autogradNotImplementedFallback());
+  m.impl("gated_grouped_matmul_and_sums", torch::autograd::autogradNotImplementedFallback());
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, ADInplaceOrView, m) { m.impl("matmul_out", &matmul_out_counted); }

@@ -37,6 +37,11 @@ TORCH_LIBRARY(tiledmm, m) {
       "gated_linear(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias=None, Tensor? up_bias=None, *, "
       "str activation=\"silu\", str algorithm=\"auto\", ScalarType? out_dtype=None) -> Tensor",
       tags);
+  // The same, and both sums, which a gradient needs to know, in the result's dtype: (result, gate's, up's).
+  m.def(
+      "gated_linear_and_sums(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias=None, Tensor? up_bias=None, *, "
+      "str activation=\"silu\", str algorithm=\"auto\", ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
+      tags);
   // What is left of that for each element, activation(gate) * up, and its gradients, in one pass.
   m.def("gated(Tensor gate, Tensor up, *, str activation, ScalarType? out_dtype=None) -> Tensor", tags);
   m.def("gated_backward(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)", tags);
@@ -50,6 +55,11 @@ TORCH_LIBRARY(tiledmm, m) {
   m.def(
       "gated_grouped_matmul(Tensor a, Tensor gate, Tensor up, Tensor? offs=None, Tensor? gate_bias=None, "
       "Tensor? up_bias=None, *, ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> Tensor",
+      tags);
+  m.def(
+      "gated_grouped_matmul_and_sums(Tensor a, Tensor gate, Tensor up, Tensor? offs=None, Tensor? gate_bias=None, "
+      "Tensor? up_bias=None, *, ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> "
+      "(Tensor, Tensor, Tensor)",
       tags);
   // A product of operands of 8 bits, whose scales come by tensor, by row of a and column of b, or by blocks of 128
   // elements of k, as their shapes say. The result is bfloat16 by default.

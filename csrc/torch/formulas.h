@@ -304,27 +304,47 @@ struct ActivateBackwardFormula : Formula {
   }
 };
 
-// activation(gate) * up; the option is the activation.
+// activation(gate) * up; the option is the activation and the result's dtype.
 struct GatedFormula : Formula {
   static constexpr size_t kInputs = 2;
   static constexpr const char* kName = "TiledGatedBackward";
 
   static std::array<Tensor, 2> kept(const Tensor& gate, const Tensor& up, const Needs&) { return {gate, up}; }
   static Tensor forward(c10::DispatchKeySet below, const Tensor& gate, const Tensor& up, const Tensor&,
-                        std::string_view activation) {
-    return gated_op().redispatch(below, gate, up, activation, std::nullopt);
+                        std::string_view text) {
+    const Option option(text);
+    return gated_op().redispatch(below, gate, up, option.activation, option.result);
   }
-  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view activation) {
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view text) {
     variable_list grads(2);
-    std::tie(grads[0], grads[1]) = gated_backward_op().call(grad, kept.first, kept.second, activation);
+    const Tensor own_grad = rounded_to(kept.first.scalar_type(), grad);
+    std::tie(grads[0], grads[1]) = gated_backward_op().call(own_grad, kept.first, kept.second, Option(text).activation);
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& gate_t, const Tensor& up_t, const Tensor&,
-                        std::string_view activation) {
-    const auto by_slope = [&] { return activate_backward_op().call(gate_t * primal.second, primal.first, activation); };
-    const auto by_value = [&] { return up_t * activate_op().call(primal.first, activation); };
-    return !gate_t.defined() ? by_value() : !up_t.defined() ? by_slope() : by_slope() + by_value();
+                        std::string_view text) {
+    const Option option(text);
+    const auto by_slope = [&] {
+      return activate_backward_op().call(gate_t * primal.second, primal.first, option.activation);
+    };
+    const auto by_value = [&] { return up_t * activate_op().call(primal.first, option.activation); };
+    const Tensor sum = !gate_t.defined() ? by_value() : !up_t.defined() ? by_slope() : by_slope() + by_value();
+    return rounded_to(option.result, sum);
   }
+
+  static std::string text_of(std::string_view activation, at::ScalarType result) {
+    return std::string(activation) + "," + std::to_string(int(result));
+  }
+
+ private:
+  struct Option {
+    std::string activation;
+    at::ScalarType result;
+
+    explicit Option(std::string_view text)
+        : activation(text.substr(0, text.find(','))),
+          result(at::ScalarType(std::stoi(std::string(text.substr(text.find(',') + 1))))) {}
+  };
 };
 
 // Groups of products. Each gradient is one of the other forms: rows and k exchange their places, columns stay columns.

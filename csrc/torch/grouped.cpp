@@ -48,10 +48,11 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   return out;
 }
 
-// In one pass, or both sums in the type of accumulators, then a pass over them: the bits are the same.
-Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
-                            const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
-                            OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
+// As compute_gated_linear (matmul.cpp).
+Tensor compute_gated_grouped(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
+                             const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                             OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm,
+                             GatedSums* kept) {
   check_operand("a", a);
   check_operand("gate", gate);
   check_operand("up", up);
@@ -63,13 +64,31 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
     const GroupedShape<int64_t> shape(a, gate, offs, std::nullopt);
     const Tensor out = new_result(shape.out, a.options().dtype(dtypes.result));
     const Outcome outcome = grouped_into(a, gate, offs, gate_bias, out, shape, dtypes, to_activation(activation),
-                                         to_algorithm(algorithm), up, false, true, up_bias);
+                                         to_algorithm(algorithm), up, false, true, up_bias, kept);
     if (outcome.status != Status::unsupported) return outcome.raise(), out;
   }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
   const Tensor gate_sum = grouped_matmul(a, gate, offs, gate_bias, of_sums, "none", algorithm);
   const Tensor up_sum = grouped_matmul(a, up, offs, up_bias, of_sums, "none", algorithm);
-  return gated(gate_sum, up_sum, activation, dtypes.result);
+  return compute_gated(gate_sum, up_sum, activation, dtypes.result, kept);
+}
+
+Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
+                            const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                            OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
+  return compute_gated_grouped(a, gate, up, offs, gate_bias, up_bias, out_dtype, activation, algorithm, nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_grouped_matmul_and_sums(const Tensor& a, const Tensor& gate, const Tensor& up,
+                                                                 const std::optional<Tensor>& offs,
+                                                                 const std::optional<Tensor>& gate_bias,
+                                                                 const std::optional<Tensor>& up_bias,
+                                                                 OptionalDtype out_dtype, std::string_view activation,
+                                                                 std::string_view algorithm) {
+  GatedSums kept;
+  const Tensor out =
+      compute_gated_grouped(a, gate, up, offs, gate_bias, up_bias, out_dtype, activation, algorithm, &kept);
+  return {out, kept.gate, kept.up};
 }
 
 }  // namespace
@@ -77,7 +96,7 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up,
-                     bool by_production, bool may_use_tf32, const std::optional<Tensor>& up_bias) {
+                     bool by_production, bool may_use_tf32, const std::optional<Tensor>& up_bias, GatedSums* kept) {
   const TorchOnOneThreadInChild own_thread;
   const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
   const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
@@ -88,6 +107,7 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
   if (up.defined()) problem.gated_b = up.const_data_ptr();
   problem.activation = activation;
   problem.c = out.mutable_data_ptr();
+  if (kept) kept->ask(problem, out);
   problem.stride_cm = has_groups_of_columns ? 1 : out.stride(-2);
   problem.stride_cn = has_groups_of_columns ? out.stride(-2) : 1;
   const auto step = [](const Tensor& tensor) { return tensor.dim() == 3 ? tensor.stride(0) : 0; };
@@ -118,11 +138,13 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
+  m.impl("gated_grouped_matmul_and_sums", &gated_grouped_matmul_and_sums);
   m.impl("_check_offs", &check_offs);
 }
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
+  m.impl("gated_grouped_matmul_and_sums", &gated_grouped_matmul_and_sums);
 }
 
 }  // namespace tiledmm

@@ -45,11 +45,26 @@ void matmul_out_negative(c10::DispatchKeySet keys, const Tensor& a, const Tensor
   if (out.is_neg()) memory.neg_();
 }
 
-constexpr const char* kOperators[] = {"matmul",         "matmul_out",           "addmm",         "linear",
-                                      "linear_and_sum", "linear_weight_grads",  "activate",      "activate_backward",
-                                      "ordered_sum",    "gated_linear",         "gated",         "gated_backward",
-                                      "grouped_matmul", "gated_grouped_matmul", "quantize_rows", "quantize_blocks",
-                                      "scaled_matmul",  "scaled_grouped_matmul"};
+constexpr const char* kOperators[] = {"matmul",
+                                      "matmul_out",
+                                      "addmm",
+                                      "linear",
+                                      "linear_and_sum",
+                                      "linear_weight_grads",
+                                      "activate",
+                                      "activate_backward",
+                                      "ordered_sum",
+                                      "gated_linear",
+                                      "gated",
+                                      "gated_backward",
+                                      "gated_linear_and_sums",
+                                      "gated_grouped_matmul_and_sums",
+                                      "grouped_matmul",
+                                      "gated_grouped_matmul",
+                                      "quantize_rows",
+                                      "quantize_blocks",
+                                      "scaled_matmul",
+                                      "scaled_grouped_matmul"};
 
 // Not every key without a kernel of its own: tensors of other devices may have a fallback, which copies them to the
 // CPU.

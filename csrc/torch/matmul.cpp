@@ -91,6 +91,12 @@ void set_bias(GemmProblem& problem, const void*& of_problem, const Tensor& bias)
   problem.stride_bias_n = bias.dim() == 0 || bias.size(0) == 1 ? 0 : bias.stride(0);
 }
 
+// Memory for what is kept beside a result; how many elements lie between them.
+int64_t new_sum(const Tensor& out, Tensor& sum) {
+  sum = new_result(out.sizes(), out.options());
+  return (static_cast<char*>(sum.mutable_data_ptr()) - static_cast<char*>(out.mutable_data_ptr())) / out.element_size();
+}
+
 // The result, and, where it is to be kept, the sum before the activation.
 Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                       std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype, bool keeps_sum,
@@ -127,11 +133,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   problem.stride_cn = 1;
   if (bias && bias->defined()) set_bias(problem, problem.bias, *bias);
   problem.c = out.mutable_data_ptr();
-  if (keeps_sum) {
-    sum = new_result(out.sizes(), out.options());
-    problem.sum_offset =
-        (static_cast<char*>(sum.mutable_data_ptr()) - static_cast<char*>(problem.c)) / out.element_size();
-  }
+  if (keeps_sum) problem.sum_offset = new_sum(out, sum);
 
   BatchDim dims[kMaxBatchDims];
   int64_t stride_c = problem.m * problem.n;
@@ -212,19 +214,35 @@ ElementwiseProblem gated_pair(const Tensor& gate, const Tensor& up, std::string_
 
 }  // namespace
 
-// activation(gate) * up.
-Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype) {
+void GatedSums::ask(GemmProblem& problem, const Tensor& out) {
+  problem.sum_offset = new_sum(out, gate);
+  problem.up_sum_offset = new_sum(out, up);
+}
+
+Tensor compute_gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype,
+                     GatedSums* kept) {
   check_operand("gate", gate);
   check_operand("up", up);
   const at::ScalarType result = check_gated<int64_t>(gate, up, activation, out_dtype);
   const TorchOnOneThreadInChild own_thread;
   const Tensor own_gate = gate.contiguous(), own_up = up.contiguous();
   const Tensor out = new_result(gate.sizes(), gate.options().dtype(result));
-  run(gated_pair(own_gate, own_up, activation, out), gate.device());
+  ElementwiseProblem problem = gated_pair(own_gate, own_up, activation, out);
+  if (kept && result == gate.scalar_type()) {
+    *kept = {own_gate, own_up};
+  } else if (kept) {
+    *kept = {new_result(gate.sizes(), out.options()), new_result(gate.sizes(), out.options())};
+    problem.x_kept = kept->gate.mutable_data_ptr(), problem.other_kept = kept->up.mutable_data_ptr();
+  }
+  run(problem, gate.device());
   return out;
 }
 
 namespace {
+
+Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype) {
+  return compute_gated(gate, up, activation, out_dtype);
+}
 
 std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
                                           std::string_view activation) {
@@ -257,10 +275,12 @@ bool may_be_one_pass(const Tensor& gate, const Tensor& up, const std::optional<T
 
 namespace {
 
-// In one pass, or both sums in the type of accumulators, then a pass over them: the bits are the same.
-Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
-                    const std::optional<Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
-                    OptionalDtype out_dtype) {
+// In one pass, or both sums in the type of accumulators, then a pass over them: the bits are the same. The sums are
+// `kept` where a gradient needs them.
+Tensor compute_gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up,
+                            const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                            std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype,
+                            GatedSums* kept) {
   check_operand("input", input);
   check_operand("gate", gate);
   check_operand("up", up);
@@ -279,12 +299,30 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
     problem.activation = to_activation(activation);
     problem.m = problem.n == 0 ? 0 : out.numel() / problem.n, problem.stride_am = problem.k;
     problem.c = out.mutable_data_ptr(), problem.stride_cm = problem.n, problem.stride_cn = 1;
+    if (kept) kept->ask(problem, out);
     const Outcome outcome = compute(problem, to_algorithm(algorithm), input.device());
     if (outcome.status != Status::unsupported) return outcome.raise(), out;
   }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
   const Tensor gate_sum = linear(input, gate, gate_bias, "none", algorithm, of_sums);
-  return gated(gate_sum, linear(input, up, up_bias, "none", algorithm, of_sums), activation, dtypes.result);
+  const Tensor up_sum = linear(input, up, up_bias, "none", algorithm, of_sums);
+  return compute_gated(gate_sum, up_sum, activation, dtypes.result, kept);
+}
+
+Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
+                    const std::optional<Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
+                    OptionalDtype out_dtype) {
+  return compute_gated_linear(input, gate, up, gate_bias, up_bias, activation, algorithm, out_dtype, nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_linear_and_sums(const Tensor& input, const Tensor& gate, const Tensor& up,
+                                                         const std::optional<Tensor>& gate_bias,
+                                                         const std::optional<Tensor>& up_bias,
+                                                         std::string_view activation, std::string_view algorithm,
+                                                         OptionalDtype out_dtype) {
+  GatedSums kept;
+  const Tensor out = compute_gated_linear(input, gate, up, gate_bias, up_bias, activation, algorithm, out_dtype, &kept);
+  return {out, kept.gate, kept.up};
 }
 
 // As a product with ones, whose order of summation is fixed; tf32 never rounds the elements.
@@ -403,6 +441,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
   m.impl("gated_linear", &gated_linear);
+  m.impl("gated_linear_and_sums", &gated_linear_and_sums);
   m.impl("gated", &gated);
   m.impl("gated_backward", &gated_backward);
   m.impl("ordered_sum", &ordered_sum);
@@ -418,6 +457,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
   m.impl("gated_linear", &gated_linear);
+  m.impl("gated_linear_and_sums", &gated_linear_and_sums);
   m.impl("gated", &gated);
   m.impl("gated_backward", &gated_backward);
   m.impl("ordered_sum", &ordered_sum);

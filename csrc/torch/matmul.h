@@ -36,6 +36,10 @@ using GatedBackwardOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& gra
 using GatedLinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
                                  const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
                                  std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype);
+using GatedLinearAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+    const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
+    const std::optional<at::Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
+    OptionalDtype out_dtype);
 using GroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                                    const std::optional<at::Tensor>& bias, OptionalDtype out_dtype,
                                    std::string_view activation, std::string_view algorithm);
@@ -44,6 +48,10 @@ using GatedGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& g
                                         const std::optional<at::Tensor>& gate_bias,
                                         const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
                                         std::string_view activation, std::string_view algorithm);
+using GatedGroupedMatmulAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+    const at::Tensor& a, const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& offs,
+    const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
+    std::string_view activation, std::string_view algorithm);
 using ScaledMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale_a,
                                   const at::Tensor& scale_b, const std::optional<at::Tensor>& bias,
                                   OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm);
@@ -72,8 +80,10 @@ TILEDMM_OPERATOR(activate_backward, ActivateBackwardOp)
 TILEDMM_OPERATOR(gated, GatedOp)
 TILEDMM_OPERATOR(gated_backward, GatedBackwardOp)
 TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
+TILEDMM_OPERATOR(gated_linear_and_sums, GatedLinearAndSumsOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(gated_grouped_matmul, GatedGroupedMatmulOp)
+TILEDMM_OPERATOR(gated_grouped_matmul_and_sums, GatedGroupedMatmulAndSumsOp)
 TILEDMM_OPERATOR(scaled_matmul, ScaledMatmulOp)
 TILEDMM_OPERATOR(scaled_grouped_matmul, ScaledGroupedMatmulOp)
 TILEDMM_OPERATOR(ordered_sum, OrderedSumOp)

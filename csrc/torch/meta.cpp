@@ -84,6 +84,18 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
   return linear(input, gate, gate_bias, "none", algorithm, out_dtype);
 }
 
+std::tuple<Tensor, Tensor, Tensor> with_sums(const Tensor& out) {
+  return {out, empty(out, out.sym_sizes()), empty(out, out.sym_sizes())};
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_linear_and_sums(const Tensor& input, const Tensor& gate, const Tensor& up,
+                                                         const std::optional<Tensor>& gate_bias,
+                                                         const std::optional<Tensor>& up_bias,
+                                                         std::string_view activation, std::string_view algorithm,
+                                                         OptionalDtype out_dtype) {
+  return with_sums(gated_linear(input, gate, up, gate_bias, up_bias, activation, algorithm, out_dtype));
+}
+
 Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                       const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
                       std::string_view algorithm) {
@@ -98,6 +110,15 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
                             OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
   check_gated_grouped<SymInt>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype);
   return grouped_matmul(a, gate, offs, gate_bias, out_dtype, "none", algorithm);
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_grouped_matmul_and_sums(const Tensor& a, const Tensor& gate, const Tensor& up,
+                                                                 const std::optional<Tensor>& offs,
+                                                                 const std::optional<Tensor>& gate_bias,
+                                                                 const std::optional<Tensor>& up_bias,
+                                                                 OptionalDtype out_dtype, std::string_view activation,
+                                                                 std::string_view algorithm) {
+  return with_sums(gated_grouped_matmul(a, gate, up, offs, gate_bias, up_bias, out_dtype, activation, algorithm));
 }
 
 Tensor widen_float8(const Tensor& x, at::ScalarType dtype) {
@@ -174,10 +195,12 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
   m.impl("gated_linear", &gated_linear);
+  m.impl("gated_linear_and_sums", &gated_linear_and_sums);
   m.impl("gated", &gated);
   m.impl("gated_backward", &gated_backward);
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
+  m.impl("gated_grouped_matmul_and_sums", &gated_grouped_matmul_and_sums);
   m.impl("scaled_matmul", &scaled_matmul);
   m.impl("scaled_grouped_matmul", &scaled_grouped_matmul);
   m.impl("_widen_float8", &widen_float8);

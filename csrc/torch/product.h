@@ -82,6 +82,14 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
 // they are.
 at::Tensor set_ends(GemmProblem& problem, Grouping grouping, const at::Tensor& offs, int64_t size);
 
+// The sums of a gated product that a gradient needs to know, in the dtype of its result.
+struct GatedSums {
+  at::Tensor gate, up;
+
+  // Has a problem store them, whose result is `out`.
+  void ask(GemmProblem& problem, const at::Tensor& out);
+};
+
 // out = activation(a b + bias) for groups, all checked, out of the right shape; see GroupedShape. With `up`, which has
 // b's shape and strides: activation(a b + bias) * (a up + up_bias), unless no kernel has that, as the outcome says.
 // by_production: on a GPU not by the ladder. may_use_tf32: as torch's setting has it.
@@ -89,7 +97,7 @@ Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::option
                      const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm,
                      const at::Tensor& up = at::Tensor(), bool by_production = false, bool may_use_tf32 = true,
-                     const std::optional<at::Tensor>& up_bias = std::nullopt);
+                     const std::optional<at::Tensor>& up_bias = std::nullopt, GatedSums* kept = nullptr);
 // Whether two weights and their biases are such that a kernel may read them in one pass.
 bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
                      const std::optional<at::Tensor>& up_bias, const ProductDtypes& dtypes);
@@ -110,7 +118,8 @@ Outcome scaled_grouped_into(const at::Tensor& a, const at::Tensor& b, const at::
 // Raises where groups' ends, on the CPU, decrease or leave `size`.
 void check_offs(const at::Tensor& offs, int64_t size);
 
-// activation(gate) * up (matmul.cpp).
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation, OptionalDtype out_dtype);
+// activation(gate) * up, which may be `kept`, too (matmul.cpp).
+at::Tensor compute_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
+                         OptionalDtype out_dtype, GatedSums* kept = nullptr);
 
 }  // namespace tiledmm

@@ -127,13 +127,15 @@ struct alignas(Elements<T>::kCount * sizeof(Y)) Results {
   Y values[Elements<T>::kCount];
 };
 
-// activation(x) * other, and the gradients of both: of elements T, with results Y.
-template <class T, class Y, Activation ACT, bool HAS_GRAD>
+// activation(x) * other, and the gradients of both: of elements T, with results Y. KEEPS: x and other are kept, rounded
+// to Y, where there is memory for them.
+template <class T, class Y, Activation ACT, bool HAS_GRAD, bool KEEPS>
 TILEDMM_KERNEL(kElementwiseThreads, 2)
-gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, int64_t num_vectors, int64_t count,
-      int64_t num_threads) {
+gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, Y* x_kept, Y* other_kept, int64_t num_vectors,
+      int64_t count, int64_t num_threads) {
   using V = Elements<T>;
   constexpr Function kFunction = Function(int32_t(ACT));
+  const bool has_other = !KEEPS || other;
   const auto compute = [](T x, T other, T grad, Y& y, T& y_other) {
     const Acc<T> value = evaluate<Y, kFunction, false>(as_acc(x));
     if constexpr (HAS_GRAD) {
@@ -147,9 +149,22 @@ gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, int64_t num_v
   const int64_t first = block_idx() * kElementwiseThreads + thread_idx();
   for (int64_t i = first; i < num_vectors; i += num_threads) {
     const V own = load_global(reinterpret_cast<const V*>(x) + i);
-    const V others = load_global(reinterpret_cast<const V*>(other) + i);
-    V grads{}, of_other;
+    V others, grads{}, of_other;
+    if (has_other) {
+      others = load_global(reinterpret_cast<const V*>(other) + i);
+    } else {
+      TILEDMM_UNROLL for (int l = 0; l < V::kCount; ++l) others.values[l] = rounded_to<T>(Acc<T>(1));
+    }
     Results<T, Y> results;
+    if constexpr (KEEPS) {
+      const auto keep = [&](const V& sums, Y* kept) {
+        Results<T, Y> rounded;
+        TILEDMM_UNROLL for (int l = 0; l < V::kCount; ++l) rounded.values[l] = rounded_to<Y>(as_acc(sums.values[l]));
+        store_global(reinterpret_cast<Results<T, Y>*>(kept) + i, rounded);
+      };
+      keep(own, x_kept);
+      if (other_kept) keep(others, other_kept);
+    }
     if constexpr (HAS_GRAD) grads = load_global(reinterpret_cast<const V*>(grad) + i);
     TILEDMM_UNROLL for (int l = 0; l < V::kCount; ++l) {
       compute(own.values[l], others.values[l], grads.values[l], results.values[l], of_other.values[l]);
@@ -160,8 +175,13 @@ gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, int64_t num_v
   for (int64_t i = num_vectors * V::kCount + first; i < count; i += num_threads) {
     Y own;
     T of_other{};
-    compute(load_global(x + i), load_global(other + i), HAS_GRAD ? load_global(grad + i) : T{}, own, of_other);
+    const T own_x = load_global(x + i), own_other = has_other ? load_global(other + i) : rounded_to<T>(Acc<T>(1));
+    compute(own_x, own_other, HAS_GRAD ? load_global(grad + i) : T{}, own, of_other);
     store_global(y + i, own);
+    if constexpr (KEEPS) {
+      store_global(x_kept + i, rounded_to<Y>(as_acc(own_x)));
+      if (other_kept) store_global(other_kept + i, rounded_to<Y>(as_acc(own_other)));
+    }
     if constexpr (HAS_GRAD) store_global(y_other + i, of_other);
   }
 }
@@ -172,17 +192,23 @@ Status launch_gated(const ElementwiseProblem& p, const Start& start) {
   const auto as = [](const void* memory) { return static_cast<const T*>(memory); };
   return visit_activation(p.function, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    const auto launch = [&](auto* result, auto has_grad) {
+    const auto launch = [&](auto* result, auto has_grad, auto keeps) {
       using Y = std::remove_pointer_t<decltype(result)>;
-      return start(gated<T, Y, kActivation, decltype(has_grad)::value>, as(p.x), as(p.other), as(p.grad),
-                   static_cast<Y*>(p.y), static_cast<T*>(p.y_other));
+      return start(gated<T, Y, kActivation, decltype(has_grad)::value, decltype(keeps)::value>, as(p.x), as(p.other),
+                   as(p.grad), static_cast<Y*>(p.y), static_cast<T*>(p.y_other), static_cast<Y*>(p.x_kept),
+                   static_cast<Y*>(p.other_kept));
     };
-    if (p.grad) return launch(static_cast<T*>(nullptr), std::true_type{});
+    constexpr std::true_type kYes{};
+    constexpr std::false_type kNo{};
+    if (p.grad) return launch(static_cast<T*>(nullptr), kYes, kNo);
     if constexpr (std::is_same_v<T, float>) {
-      if (p.dtype_y == DType::f16) return launch(static_cast<Half*>(nullptr), std::false_type{});
-      if (p.dtype_y == DType::bf16) return launch(static_cast<BFloat16*>(nullptr), std::false_type{});
+      const auto launch_short = [&](auto* result) {
+        return p.x_kept ? launch(result, kNo, kYes) : launch(result, kNo, kNo);
+      };
+      if (p.dtype_y == DType::f16) return launch_short(static_cast<Half*>(nullptr));
+      if (p.dtype_y == DType::bf16) return launch_short(static_cast<BFloat16*>(nullptr));
     }
-    return launch(static_cast<T*>(nullptr), std::false_type{});
+    return launch(static_cast<T*>(nullptr), kNo, kNo);
   });
 }
 
@@ -190,10 +216,9 @@ Status launch_gated(const ElementwiseProblem& p, const Start& start) {
 
 Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
   uintptr_t addresses = 0;
-  for (const void* memory : {problem.x, problem.grad, problem.other, static_cast<const void*>(problem.y),
-                             static_cast<const void*>(problem.y_other)}) {
+  for (const void* memory : {problem.x, problem.grad, problem.other}) addresses |= reinterpret_cast<uintptr_t>(memory);
+  for (void* memory : {problem.y, problem.y_other, problem.x_kept, problem.other_kept})
     addresses |= reinterpret_cast<uintptr_t>(memory);
-  }
   const bool is_fp8 = size_of(problem.dtype) == 1;
   const int64_t in_vector = is_fp8 ? 8 : 16 / size_of(problem.dtype);
   const int64_t num_vectors = addresses % 16 == 0 ? problem.count / in_vector : 0;
@@ -207,7 +232,7 @@ Status launch_elementwise(const ElementwiseProblem& problem, const Executor& exe
   if (is_fp8) return launch_widen(problem, start);
   return visit_dtype(problem.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    if (problem.other) return launch_gated<T>(problem, start);
+    if (problem.other || problem.x_kept) return launch_gated<T>(problem, start);
     return visit_function(problem, [&](auto function, auto is_slope) {
       return start(elementwise<T, decltype(function)::value, decltype(is_slope)::value>,
                    static_cast<const T*>(problem.x), static_cast<const T*>(problem.grad), static_cast<T*>(problem.y));

@@ -76,6 +76,8 @@ void compute_gated(const ElementwiseProblem& problem, int64_t begin, int64_t end
       other = ACT == Activation::relu ? slope_of_x != 0 ? other : Reg<A>{} : other * slope_of_x;
       store_converted(static_cast<T*>(problem.y_other) + i, own_grad * load(values), count);
     } else {
+      if (problem.x_kept) store_converted(static_cast<Y*>(problem.x_kept) + i, x, count);
+      if (problem.other_kept) store_converted(static_cast<Y*>(problem.other_kept) + i, other, count);
       other = load(values) * other;
     }
     store_converted(static_cast<Y*>(problem.y) + i, other, count);

@@ -92,7 +92,8 @@ struct Place {
   int row, col;
   int batch_a, batch_b;
   int64_t batch_c;
-  int slab;  // of `partial`: item and chunk
+  int64_t from_c;  // elements from C to what is stored: 0, or a sum that is kept beside it
+  int slab;        // of `partial`: item and chunk
   int first_k_tile, num_k_tiles;
   int scales_b;  // elements before the factors of the B of its group
 };

@@ -224,19 +224,27 @@ __device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], co
   named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
 }
 
-// Makes what is rounded of the sums of 64 rows. `row`: the first of the thread's two.
-template <class Cfg>
+// Makes what is rounded of the sums of 64 rows. `row`: the first of the thread's two. `keep` sees the sums before the
+// activation, where nothing is blended.
+template <class Cfg, class Keep>
 __device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<BiasElement<Cfg>>& bias,
                                                   const Arguments& args, char* buffers, int consumer, int item, int row,
-                                                  int tile_col) {
+                                                  int tile_col, const Keep& keep) {
   const bool is_blended = !Cfg::kSumsRows && args.is_blended;
   if (args.bias && !is_blended) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);
+  keep();
   if (is_blended || (args.activation != Activation::none && args.activation != Activation::relu))
     finish_through_slots<Cfg>(acc, args, buffers, 1 + consumer, item, row, tile_col);
   if (args.activation == Activation::relu) {
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
   }
+}
+template <class Cfg>
+__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<BiasElement<Cfg>>& bias,
+                                                  const Arguments& args, char* buffers, int consumer, int item, int row,
+                                                  int tile_col) {
+  finish_block_tile<Cfg>(acc, bias, args, buffers, consumer, item, row, tile_col, [] {});
 }
 
 // A warp's 16 rows of `num_rows`, of which `num_cols` columns, from a swizzled buffer of shared memory to `to`, word by
@@ -279,7 +287,7 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
     const int i = first_row + 8 * h;
     if (i >= (IS_CUT ? end_row : args.m)) break;
     using Element = std::conditional_t<sizeof(typename Cfg::C) == 4, float, uint16_t>;
-    Element* to = static_cast<Element*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
+    Element* to = static_cast<Element*>(args.c) + at.from_c + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += 8) {
       const float x = acc[j / 2 + 2 * h], y = acc[j / 2 + 2 * h + 1];
@@ -358,8 +366,8 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       }
     } else {
       __syncwarp();  // a warp reads back the 16 rows that it wrote
-      auto* to =
-          static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
+      auto* to = static_cast<uint16_t*>(args.c) + at.from_c + at.batch_c * args.batch_step_c +
+                 (row + warp * 16) * args.ldc + first_col;
       const int num_rows = (IS_CUT ? end_row : args.m) - row;
       if (args.stores_pairs)
         store_rows<uint32_t>(buffer, to, args.ldc, num_rows, args.n - first_col);

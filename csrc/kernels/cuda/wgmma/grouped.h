@@ -23,6 +23,8 @@ struct GroupedArguments {
   int band;              // rows of tiles that are computed together
   Divisor tiles_of_row, tiles_of_band;
   const void* up_bias;  // gated layers; gate's is the bias
+  // From C to the sum before the activation, or gate's, and to up's, in elements; 0: they are not kept.
+  int64_t sum_offset, up_sum_offset;
 };
 
 // What the producer tells of the tile that a stage begins; as it is made, that there is none, and no stage behind.
@@ -42,6 +44,7 @@ struct WithGroups : Base {
   using Out = OUT;
   static constexpr Grouping kGrouping = GROUPING;
   static constexpr bool kIsGated = IS_GATED;
+  static constexpr bool kKeepsSum = IS_GATED || (GROUPING == Grouping::rows && sizeof(typename OUT::T) == 2);
   static constexpr int kColumns = Out::kBlockN;  // of C
   static constexpr int kNumB = IS_GATED ? 2 : 1;
   using LoaderB = BoxLoader<typename Base::T, kColumns,
@@ -233,6 +236,11 @@ __device__ __forceinline__ void multiply_gated(float (&gate)[COUNT], const float
   for (int i = 0; i < COUNT; ++i) gate[i] *= up[i];
 }
 
+// A's tensor map, those of gate's and of up's B, or of the one B, C's, and those of the sums that are kept.
+struct GroupedMaps {
+  CUtensorMap a, b[2], c, sums[2];
+};
+
 // A thread's part of a tile's bias of its group, which none is behind the last one.
 template <class Out>
 __device__ __forceinline__ TileBias<BiasElement<Out>> load_group_bias(const Arguments& args, const void* bias,
@@ -256,7 +264,7 @@ __device__ __forceinline__ void store_group_tile(const float (&out)[Out::kAcc], 
 
 // 64 rows of a tile, whose first stage is there: multiplies what arrives and stores.
 template <class Cfg>
-__device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, const Arguments& args,
+__device__ __forceinline__ void consume_group_tile(const GroupedMaps& maps, const Arguments& args,
                                                    const GroupedArguments& groups, const StageAddress& first_stage,
                                                    const Shared& shared, Ring<Cfg::kNumStages>& ring, int consumer,
                                                    const TileOfStage& tile, int& num_stores) {
@@ -295,26 +303,36 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
     multiply_chunk<Cfg, Cfg, false>(acc, first_stage, shared, ring, tile.num_k_tiles);
   }
   if (row >= tile.end_row || row + 64 <= tile.new_row) return;
+  const auto store = [&](const float (&values)[Out::kAcc], const CUtensorMap& map, int64_t from_c) {
+    at.from_c = from_c;
+    store_group_tile<Out, !kIsOfK>(values, &map, args, shared, consumer, at, row, tile.end_row, num_stores);
+  };
   if constexpr (Cfg::kIsGated) {
     float gate[Out::kAcc], up[Out::kAcc];
 #pragma unroll
     for (int i = 0; i < Out::kAcc; ++i) gate[i] = acc.c[i], up[i] = acc.c[Out::kAcc + i];
     if (args.bias) add_bias<Out>(gate, bias, args, shared.c, 1 + consumer);
     if (groups.up_bias) add_bias<Out>(up, up_bias, args, shared.c, 1 + consumer);
+    if (groups.sum_offset) {
+      store(gate, maps.sums[0], groups.sum_offset);
+      store(up, maps.sums[1], groups.up_sum_offset);
+    }
     multiply_gated(gate, up, args.activation);
-    store_group_tile<Out, true>(gate, map_c, args, shared, consumer, at, row, tile.end_row, num_stores);
+    store(gate, maps.c, 0);
   } else {
-    if (!tile.behind)
+    const auto keep_sum = [&] {
+      if constexpr (Cfg::kKeepsSum) {
+        if (groups.sum_offset) store(acc.c, maps.sums[0], groups.sum_offset);
+      }
+    };
+    if (tile.behind)
+      keep_sum();
+    else
       finish_block_tile<Out>(acc.c, bias, args, shared.c, consumer, tile.group, row + first_row_of_thread<Cfg>(),
-                             tile.col);
-    store_group_tile<Out, !kIsOfK>(acc.c, map_c, args, shared, consumer, at, row, tile.end_row, num_stores);
+                             tile.col, keep_sum);
+    store(acc.c, maps.c, 0);
   }
 }
-
-// A's tensor map, those of gate's and of up's B, or of the one B, and C's.
-struct GroupedMaps {
-  CUtensorMap a, b[2], c;
-};
 
 template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
@@ -374,7 +392,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
       const TileOfStage tile = tiles[ring.stage];
       if (tile.num_k_tiles < 0) break;
-      consume_group_tile<Cfg>(&maps.c, args, groups, first_stage, shared, ring, consumer, tile, num_stores);
+      consume_group_tile<Cfg>(maps, args, groups, first_stage, shared, ring, consumer, tile, num_stores);
     }
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
@@ -411,7 +429,7 @@ const char* launch_grouped_config(const GroupedTask& task) {
   set_epilogue(args, problem);
   args.stores_by_tma = plan.stores_by_tma;
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % (2 * sizeof(typename Cfg::C)) == 0 && p.n % 2 == 0 &&
-                      p.stride_cm % 2 == 0 && plan.c.batch_step % 2 == 0;
+                      (p.stride_cm | plan.c.batch_step | p.sum_offset | p.up_sum_offset) % 2 == 0;
   args.c = p.c;
   args.ldc = p.stride_cm;
   args.batch_step_c = plan.c.batch_step;
@@ -422,6 +440,7 @@ const char* launch_grouped_config(const GroupedTask& task) {
   groups.size = int(kIsOfK ? p.k : p.m);
   groups.band = plan.band;
   groups.up_bias = p.gated_bias;
+  groups.sum_offset = p.sum_offset, groups.up_sum_offset = p.up_sum_offset;
   groups.tiles_of_row = Divisor(tiles_n);
   groups.tiles_of_band = Divisor(int64_t(plan.band) * tiles_n);
 
@@ -441,8 +460,15 @@ const char* launch_grouped_config(const GroupedTask& task) {
   for (int i = 0; i < Cfg::kNumB; ++i)
     is_encoded = is_encoded && Cfg::LoaderB::encode(maps.b[i], args.b, p.dtype_b, operands_b[i], plan.b, 0);
   args.stage_bytes = Cfg::kTilesOfStage * (args.stage_bytes + Cfg::kNumB * Cfg::LoaderB::num_bytes(args.b));
-  if (args.stores_by_tma && !Cfg::Out::kStoresDirectly)
-    is_encoded = is_encoded && encode_tensor_map(&maps.c, p.dtype_c, p.c, plan.c, Cfg::Out::kStoreN, 64, 128, false);
+  const auto encode_result = [&](CUtensorMap& map, int64_t from_c) {
+    const void* const to = static_cast<const char*>(p.c) + from_c * int64_t(size_of(p.dtype_c));
+    is_encoded = is_encoded && encode_tensor_map(&map, p.dtype_c, to, plan.c, Cfg::Out::kStoreN, 64, 128, false);
+  };
+  if (args.stores_by_tma && !Cfg::Out::kStoresDirectly) {
+    encode_result(maps.c, 0);
+    if (p.sum_offset) encode_result(maps.sums[0], p.sum_offset);
+    if (p.up_sum_offset) encode_result(maps.sums[1], p.up_sum_offset);
+  }
   if (!is_encoded) return kNotEncoded;
   return launch_overlapped<&wgmma_grouped_kernel<Cfg>>(plan.num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, maps,
                                                        args, groups);

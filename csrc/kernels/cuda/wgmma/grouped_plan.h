@@ -81,10 +81,12 @@ inline double grouped_microseconds(const GroupedCosts& costs, const TileShape& s
   const bool has_many_rows = p.grouping == Grouping::rows && m > costs.many_rows * groups;
   const bool is_small = shape.block_m < 128 || shape.block_n < 256;
   const double many = has_many_rows && is_small ? costs.small_tiles.value : 1;
+  const double num_sums = (p.sum_offset ? 1 : 0) + (p.up_sum_offset ? 1 : 0);  // that are kept
   const double area = double(shape.block_m) * columns;
-  const double tiles = rounds * (k_tiles * many * k_tile + costs.tile + area * costs.element);
+  const double tiles = rounds * (k_tiles * many * k_tile + costs.tile + (1 + num_sums) * area * costs.element);
   const double of_b = bytes * num_b * n * k * (p.grouping == Grouping::rows ? groups : 1), of_a = bytes * m * k;
-  const double memory = (bytes_moved(problem) + bytes * (num_b - 1) * n * k * groups) / costs.rate + costs.ramp;
+  const double memory =
+      (bytes_moved(problem) + bytes * ((num_b - 1) * n * k * groups + num_sums * m * n)) / costs.rate + costs.ramp;
   const double cached = ((is_of_k ? 0 : of_b * tiles_m / groups) + of_a * tiles_n) / costs.cached;
   // The largest of skewed groups have several times the mean's rows: more than one tile then reads their weights.
   const bool is_read_again = p.grouping == Grouping::rows && 4 * m > groups * shape.block_m;
@@ -105,7 +107,8 @@ struct GroupedSearch {
     plan.copies_b = describe_grouped(b, false, problem, plan.b);
     const double copied = (plan.copies_a ? double(a.rows) * double(a.k) : 0) +
                           (plan.copies_b ? double(plan.b.batch_count) * double(b.rows) * double(b.k) : 0);
-    plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
+    const bool are_sums_aligned = (p.sum_offset | p.up_sum_offset) * size_of(p.dtype_c) % 16 == 0;
+    plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c) && are_sums_aligned;
     copy_us = copied > 0 ? costs.repack + 2 * double(size_of(p.dtype_a)) * copied / costs.repacked : 0;
   }
 };

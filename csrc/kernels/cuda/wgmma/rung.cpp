@@ -98,7 +98,7 @@ const char* refuse_sizes_of_groups(const FoldedProblem& problem) {
 
 const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
   const GemmProblem& p = problem.gemm;
-  if (!is_grouped(p) && !p.gated_b) return "it is for groups and gated layers";
+  if (!is_grouped(p) && !p.gated_b && !p.sum_offset) return "it is for groups, gated layers and sums that are kept";
   if (p.k == 0) return "k is 0";
   if (p.stride_cn != 1 && p.n != 1) return "rows of C have no unit stride";
   if (p.gated_b) {
@@ -107,13 +107,17 @@ const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
       return "gated sums are not scaled; biases are vectors along n";
     if ((p.bias || p.gated_bias) && p.dtype_bias != p.dtype_a) return "biases of gated sums have the operands' dtype";
     if (p.activation == Activation::none) return "gated sums have an activation";
-    if (!is_grouped(p) && p.num_batch_dims > 0) return "it has no batch of gated layers";
     TensorMapView view;
     for (const void* data : {p.b, p.gated_b}) {
       OperandView b = view_b(p);
       b.data = data;
       if (!describe_operand(b, problem, view)) return "the copy engine cannot take both B as they lie";
     }
+  }
+  if (!is_grouped(p) && p.num_batch_dims > 0) return "its only batch is that of groups";
+  if (p.sum_offset) {
+    if (p.grouping == Grouping::k) return "it keeps no sum of groups of k";
+    if (is_blended(p)) return "it keeps no sum of what is scaled, or added to a matrix";
   }
   return refuse_sizes_of_groups(problem);
 }
@@ -306,13 +310,14 @@ const Rung wgmma_rung = {
 
 const Rung wgmma_grouped_rung = {
     .name = "wgmma_grouped",
-    .description = "Hopper: groups of rows or of k, gated layers, by wgmma's pipeline",
+    .description = "Hopper: groups of rows or of k, gated layers, sums kept beside activations, by wgmma's pipeline",
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
     .takes = {.dtypes = {DType::f16, DType::bf16},
               .num_dtypes = 2,
               .served = "it serves fp16 and bf16",
+              .kept_sum = true,
               .groups = true,
               .gated = true},
     .refuse_chip = refuse_not_hopper,
