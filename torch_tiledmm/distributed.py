@@ -38,17 +38,18 @@ def register_sharding_rules() -> None:
         (ops.matmul, _matmul_rules),
         (ops.addmm, _addmm_rules),
         (ops.linear, _linear_rules),
-        (ops.linear_and_sum, _linear_and_sum_rules),
+        (ops.linear_and_sum, partial(_with_sums, 1, _linear_rules)),
         (ops.linear_weight_grads, _linear_weight_grads_rules),
         (ops.gated_linear, _gated_linear_rules),
-        (ops.gated_linear_and_sums, partial(_with_sums, _gated_linear_rules)),
+        (ops.gated_linear_and_sums, partial(_with_sums, 2, _gated_linear_rules)),
         (ops.gated, _gated_rules),
         (ops.gated_backward, _gated_backward_rules),
         (ops.activate, _activate_rules),
         (ops.activate_backward, _activate_backward_rules),
         (ops.grouped_matmul, _grouped_matmul_rules),
+        (ops.grouped_matmul_and_sum, partial(_with_sums, 1, _grouped_matmul_rules)),
         (ops.gated_grouped_matmul, _gated_grouped_matmul_rules),
-        (ops.gated_grouped_matmul_and_sums, partial(_with_sums, _gated_grouped_matmul_rules)),
+        (ops.gated_grouped_matmul_and_sums, partial(_with_sums, 2, _gated_grouped_matmul_rules)),
         (ops.ordered_sum, _ordered_sum_rules),
     ):
         register_sharding(op.default)(partial(_with_strided_shards, rules))
@@ -59,7 +60,7 @@ def register_sharding_rules() -> None:
     gated_ops_and_sums = (ops.gated_linear_and_sums, ops.gated_grouped_matmul_and_sums)
     for op in (ops.matmul, ops.addmm, *gated_ops, *gated_ops_and_sums):
         schema_info[op.default].static_kwargkey = ["out_dtype"]
-    for op in (ops.linear, ops.linear_and_sum, ops.grouped_matmul):
+    for op in (ops.linear, ops.linear_and_sum, ops.grouped_matmul, ops.grouped_matmul_and_sum):
         schema_info[op.default].static_kwargkey = ["activation", "out_dtype"]
     schema_info[ops.ordered_sum.default].static_argnum = 1
 
@@ -180,12 +181,6 @@ def _linear_rules(
     return rules
 
 
-def _linear_and_sum_rules(*operands: DTensorSpec | None, activation: str, **options: Any) -> Rules:
-    """([placements of the result and of the sum], [of input, of weight, of bias]); see `_matmul_rules`."""
-    rules = _linear_rules(*operands, activation=activation)  # type: ignore[arg-type]
-    return [(out * 2, placements) for out, placements in rules]
-
-
 def _gated_linear_rules(
     input: DTensorSpec,
     gate: DTensorSpec,
@@ -203,9 +198,9 @@ def _gated_linear_rules(
     ]
 
 
-def _with_sums(rules_of: Callable[..., Rules], *operands: DTensorSpec | None, **options: Any) -> Rules:
-    """Those of a gated product, whose result comes with both sums."""
-    return [(out * 3, placements) for out, placements in rules_of(*operands, **options)]
+def _with_sums(count: int, rules_of: Callable[..., Rules], *operands: DTensorSpec | None, **options: Any) -> Rules:
+    """The rules of a product whose result comes with so many sums, which lie as it does."""
+    return [(out * (1 + count), placements) for out, placements in rules_of(*operands, **options)]
 
 
 def _grouped_matmul_rules(

@@ -52,7 +52,7 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         ("activation", ctypes.c_int32),
         *[(name, ctypes.c_bool) for name in ("allow_tf32", "is_b_widened")],
         ("row_sums", ctypes.c_void_p),
-        ("sum_offset", ctypes.c_int64),
+        *[(name, ctypes.c_int64) for name in ("sum_offset", "up_sum_offset")],
         *[(name, ctypes.c_double) for name in ("alpha", "beta")],
         ("scaling", ctypes.c_int32),
         *[(name, _Scales) for name in ("scale_a", "scale_b")],

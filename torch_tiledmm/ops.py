@@ -146,8 +146,7 @@ def linear(
             itself: `torch.nn.functional.linear` is called, and the activation after it.
         bias: (out_features,) or (1,), or None; dtype of `input`, of `weight` or of the result; added before the
             activation.
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded. On a GPU, gelu
-            and silu of float16 and bfloat16 are applied to the rounded sum where a gradient is needed.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
         algorithm, out_dtype: see `matmul`.
 
     Returns:
@@ -293,8 +292,7 @@ def grouped_matmul(
         offs: (G,), int32, device of `a`; ends that do not decrease, the last one at most the size that is grouped.
         bias: (G, n), a row for each group; dtype as `bias` of `linear`; None where columns are grouped.
         out_dtype, algorithm: see `matmul`.
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded; where a
-            gradient is needed, after.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
         checks_offs: whether a GPU's offsets are read and checked, for which the host waits. Those of a CPU always are.
 
     Returns:
@@ -853,6 +851,7 @@ def _register() -> None:
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
         (torch.ops.tiledmm.gated_linear_and_sums, _gated_linear_flops),
         (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
+        (torch.ops.tiledmm.grouped_matmul_and_sum, _grouped_matmul_flops),
         (torch.ops.tiledmm.scaled_grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.gated_grouped_matmul, _gated_grouped_matmul_flops),
         (torch.ops.tiledmm.gated_grouped_matmul_and_sums, _gated_grouped_matmul_flops),

@@ -285,13 +285,20 @@ Tensor addmm_autograd(c10::DispatchKeySet keys, const OptionalTensor& input, con
   return differentiate<AddmmFormula<false>>(wanted, left, right, added, below, option);
 }
 
-// activation(X W^T + bias) under a gradient: the sum is kept for backward. Where a kernel writes both in one pass, they
-// are given to the two Functions that would compute them.
+// The dtype of sums before they are rounded, of a product whose result has such a dtype.
+at::ScalarType wide(at::ScalarType result) { return result == at::kDouble ? at::kDouble : at::kFloat; }
+
+// activation(X W^T + bias) under a gradient: the sum is kept for backward. Both are computed at once, and given to the
+// two Functions that would compute them. Where no Function serves, the sum is a result itself, in the type of
+// accumulators.
 Tensor activated_linear(const Wanted& wanted, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                         std::string_view activation, c10::DispatchKeySet below, std::string_view algorithm,
                         OptionalDtype out_dtype) {
-  if (!input.is_cpu() || needs_node(wanted)) {
-    return activate_op().call(linear_op().call(input, weight, bias, "none", algorithm, out_dtype), activation);
+  const Tensor own_bias = bias.value_or(Tensor());
+  if (needs_node(wanted)) {
+    const at::ScalarType result = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias).result;
+    const Tensor z = linear_op().call(input, weight, bias, "none", algorithm, wide(result));
+    return activate_op().call(z, activation).to(result);
   }
   Computed result, sum;
   {
@@ -299,7 +306,6 @@ Tensor activated_linear(const Wanted& wanted, const Tensor& input, const Tensor&
     std::tie(result.result, sum.result) =
         linear_and_sum_op().redispatch(below, input, weight, bias, activation, algorithm, out_dtype);
   }
-  const Tensor own_bias = bias.value_or(Tensor());
   const std::string option = ProductOption(input, weight, own_bias, algorithm, out_dtype).text();
   const Tensor z = apply_function<LinearFormula<false>>(input, weight, own_bias, below, option, sum);
   return apply_function<ActivateFormula>(z, Tensor(), Tensor(), below, activation, result);
@@ -396,9 +402,6 @@ Tensor apply_gated(const std::tuple<Tensor, Tensor, Tensor>& computed, const Ten
                                       GatedFormula::text_of(activation, result.scalar_type()), Computed{result});
 }
 
-// The dtype of sums before they are rounded, of a product whose result has such a dtype.
-at::ScalarType wide(at::ScalarType result) { return result == at::kDouble ? at::kDouble : at::kFloat; }
-
 // Under a gradient both sums are kept, in the result's dtype; the result comes of the sums as they were. Where no
 // Function serves, the sums are results themselves.
 Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& gate, const Tensor& up,
@@ -435,7 +438,7 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
   return apply_gated(computed, gate, up, gate_bias, up_bias, activation, below, apply_product);
 }
 
-// Under a gradient the sum before an activation is kept, in the result's dtype.
+// As linear_autograd, but for relu, too.
 Tensor grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, const OptionalTensor& offs,
                                const OptionalTensor& bias, OptionalDtype out_dtype, std::string_view activation,
                                std::string_view algorithm) {
@@ -444,13 +447,27 @@ Tensor grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const 
     return grouped_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, b, offs, bias, out_dtype, activation,
                                           algorithm);
   }
-  const Activation followed_by = to_activation(activation);
-  const Tensor own_bias = bias.value_or(Tensor());
+  const Tensor own_bias = bias.value_or(Tensor()), ends = offs.value_or(Tensor());
   const GroupedShape<c10::SymInt> checked(a, b, offs, bias);
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  if (to_activation(activation) == Activation::none) {
+    const std::string option = ProductOption(a, b, own_bias, algorithm, out_dtype).text();
+    return differentiate<GroupedFormula>(wanted, a, b, own_bias, below, option, ends);
+  }
+  if (needs_node(wanted)) {
+    const at::ScalarType result = product_dtypes({"a", a}, {"b", b}, out_dtype, "bias", bias).result;
+    const Tensor sum = grouped_matmul_op().call(a, b, offs, bias, wide(result), "none", algorithm);
+    return activate_op().call(sum, activation).to(result);
+  }
+  Computed result, sum;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    std::tie(result.result, sum.result) =
+        grouped_matmul_and_sum_op().redispatch(below, a, b, offs, bias, out_dtype, activation, algorithm);
+  }
   const std::string option = ProductOption(a, b, own_bias, algorithm, out_dtype).text();
-  const Tensor sum = differentiate<GroupedFormula>(wanted, a, b, own_bias, keys & c10::after_autograd_keyset, option,
-                                                   offs.value_or(Tensor()));
-  return followed_by == Activation::none ? sum : activate_op().call(sum, activation);
+  const Tensor z = apply_function<GroupedFormula>(a, b, own_bias, below, option, sum, ends);
+  return apply_function<ActivateFormula>(z, Tensor(), Tensor(), below, activation, result);
 }
 
 // As gated_linear_autograd.
@@ -565,6 +582,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   // What linear's derivative calls has none of its own: a backward pass through it raises.
   m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());
   m.impl("linear_weight_grads", torch::autograd::autogradNotImplementedFallback());
+  m.impl("grouped_matmul_and_sum", torch::autograd::autogradNotImplementedFallback());
   m.impl("gated_linear_and_sums", torch::autograd::autogradNotImplementedFallback());
   m.impl("gated_grouped_matmul_and_sums", torch::autograd::autogradNotImplementedFallback());
 }

@@ -22,8 +22,7 @@ TORCH_LIBRARY(tiledmm, m) {
   // The gradients of linear's weight and bias: grad^T input and the sums of grad's columns, for grad (rows,
   // out_features) and input (rows, in_features).
   m.def("linear_weight_grads(Tensor grad, Tensor input, *, str algorithm=\"auto\") -> (Tensor, Tensor)", tags);
-  // linear with an activation, and the sum before it, which a gradient needs to know: (result, sum). On a GPU the
-  // result is the activation of the rounded sum.
+  // linear with an activation, and the sum before it, rounded, which a gradient needs to know: (result, sum).
   m.def(
       "linear_and_sum(Tensor input, Tensor weight, Tensor? bias=None, *, str activation, str algorithm=\"auto\", "
       "ScalarType? out_dtype=None) -> (Tensor, Tensor)",
@@ -49,6 +48,10 @@ TORCH_LIBRARY(tiledmm, m) {
   m.def(
       "grouped_matmul(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, ScalarType? out_dtype=None, "
       "str activation=\"none\", str algorithm=\"auto\") -> Tensor",
+      tags);
+  m.def(
+      "grouped_matmul_and_sum(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str activation, str algorithm=\"auto\") -> (Tensor, Tensor)",
       tags);
   // activation(a gate + gate_bias) * (a up + up_bias) for groups of rows or a batch, as gated_linear; a and both
   // weights as grouped_matmul has them.

@@ -48,11 +48,30 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   return out;
 }
 
+// In one pass where a kernel has that, else the sum in the type of accumulators, then a pass over it.
+std::tuple<Tensor, Tensor> grouped_matmul_and_sum(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                                                  const std::optional<Tensor>& bias, OptionalDtype out_dtype,
+                                                  std::string_view activation, std::string_view algorithm) {
+  check_has_activation("grouped_matmul_and_sum", activation);
+  check_operand("a", a);
+  check_operand("b", b);
+  if (bias && bias->defined()) check_operand("bias", *bias);
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype, "bias", bias);
+  const GroupedShape<int64_t> shape(a, b, offs, bias);
+  const Tensor out = new_result(shape.out, a.options().dtype(dtypes.result));
+  KeptSums kept;
+  const Outcome outcome = grouped_into(a, b, offs, bias, out, shape, dtypes, to_activation(activation),
+                                       to_algorithm(algorithm), Tensor(), false, true, std::nullopt, &kept);
+  if (outcome.status != Status::unsupported) return outcome.raise(), std::tuple(out, kept.gate);
+  const at::ScalarType of_sum = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
+  return activated_and_sum(grouped_matmul(a, b, offs, bias, of_sum, "none", algorithm), activation, dtypes.result);
+}
+
 // As compute_gated_linear (matmul.cpp).
 Tensor compute_gated_grouped(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
                              const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
                              OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm,
-                             GatedSums* kept) {
+                             KeptSums* kept) {
   check_operand("a", a);
   check_operand("gate", gate);
   check_operand("up", up);
@@ -85,7 +104,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_grouped_matmul_and_sums(const Tensor& a
                                                                  const std::optional<Tensor>& up_bias,
                                                                  OptionalDtype out_dtype, std::string_view activation,
                                                                  std::string_view algorithm) {
-  GatedSums kept;
+  KeptSums kept;
   const Tensor out =
       compute_gated_grouped(a, gate, up, offs, gate_bias, up_bias, out_dtype, activation, algorithm, &kept);
   return {out, kept.gate, kept.up};
@@ -96,7 +115,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_grouped_matmul_and_sums(const Tensor& a
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up,
-                     bool by_production, bool may_use_tf32, const std::optional<Tensor>& up_bias, GatedSums* kept) {
+                     bool by_production, bool may_use_tf32, const std::optional<Tensor>& up_bias, KeptSums* kept) {
   const TorchOnOneThreadInChild own_thread;
   const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
   const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
@@ -137,12 +156,14 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("grouped_matmul", &grouped_matmul);
+  m.impl("grouped_matmul_and_sum", &grouped_matmul_and_sum);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("gated_grouped_matmul_and_sums", &gated_grouped_matmul_and_sums);
   m.impl("_check_offs", &check_offs);
 }
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("grouped_matmul", &grouped_matmul);
+  m.impl("grouped_matmul_and_sum", &grouped_matmul_and_sum);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("gated_grouped_matmul_and_sums", &gated_grouped_matmul_and_sums);
 }

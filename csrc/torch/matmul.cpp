@@ -97,10 +97,11 @@ int64_t new_sum(const Tensor& out, Tensor& sum) {
   return (static_cast<char*>(sum.mutable_data_ptr()) - static_cast<char*>(out.mutable_data_ptr())) / out.element_size();
 }
 
-// The result, and, where it is to be kept, the sum before the activation.
+// The result, and the sum before the activation where there is a place for it. A failure is an exception, unless there
+// is a place for the outcome.
 Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                      std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype, bool keeps_sum,
-                      Tensor& sum, bool may_use_tf32 = true) {
+                      std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype,
+                      Tensor* sum = nullptr, Outcome* outcome = nullptr, bool may_use_tf32 = true) {
   check_operand("input", input);
   check_operand("weight", weight);
   if (bias && bias->defined()) check_operand("bias", *bias);
@@ -110,7 +111,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
     const std::optional<Tensor> wide_bias = bias && bias->defined() ? std::optional(widened(*bias)) : std::nullopt;
     const int64_t n = weight.dim() == 1 ? 1 : weight.size(0);
     const auto compute = [&](const Tensor& own_input, const Tensor& own_weight, const char* own) {
-      return compute_linear(own_input, own_weight, wide_bias, activation, own, at::kFloat, keeps_sum, sum, false);
+      return compute_linear(own_input, own_weight, wide_bias, activation, own, at::kFloat, sum, outcome, false);
     };
     return compute_mixed(input, weight, n, input.size(-1), compute).to(dtypes.result);
   }
@@ -133,7 +134,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   problem.stride_cn = 1;
   if (bias && bias->defined()) set_bias(problem, problem.bias, *bias);
   problem.c = out.mutable_data_ptr();
-  if (keeps_sum) problem.sum_offset = new_sum(out, sum);
+  if (sum) problem.sum_offset = new_sum(out, *sum);
 
   BatchDim dims[kMaxBatchDims];
   int64_t stride_c = problem.m * problem.n;
@@ -143,14 +144,17 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   }
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(std::max<int64_t>(dim - 2, 0));
-  run(problem, to_algorithm(algorithm), input.device(), may_use_tf32);
+  const Outcome own = compute(problem, to_algorithm(algorithm), input.device(), may_use_tf32);
+  if (outcome)
+    *outcome = own;
+  else
+    own.raise();
   return out;
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
               std::string_view algorithm, OptionalDtype out_dtype) {
-  Tensor none;
-  return compute_linear(input, weight, bias, activation, algorithm, out_dtype, false, none);
+  return compute_linear(input, weight, bias, activation, algorithm, out_dtype);
 }
 
 // CPU: in one pass.
@@ -159,7 +163,7 @@ std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& wei
                                           OptionalDtype out_dtype) {
   check_has_activation("linear_and_sum", activation);
   Tensor sum;
-  const Tensor out = compute_linear(input, weight, bias, activation, algorithm, out_dtype, true, sum);
+  const Tensor out = compute_linear(input, weight, bias, activation, algorithm, out_dtype, &sum);
   return {out, sum};
 }
 
@@ -178,13 +182,46 @@ Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
   return y;
 }
 
-// GPU: its kernels keep no sum.
-std::tuple<Tensor, Tensor> linear_and_sum_in_two_passes(const Tensor& input, const Tensor& weight,
-                                                        const std::optional<Tensor>& bias, std::string_view activation,
-                                                        std::string_view algorithm, OptionalDtype out_dtype) {
+}  // namespace
+
+std::tuple<Tensor, Tensor> activated_and_sum(const Tensor& sum, std::string_view activation, at::ScalarType result) {
+  const TorchOnOneThreadInChild own_thread;
+  // A CPU has one activation for all dtypes, and a GPU another one for results of 16 bits.
+  if (result == sum.scalar_type() || sum.is_cpu())
+    return {elementwise(to_function(activation), sum, Tensor()).to(result), sum.to(result)};
+  const Tensor own = sum.contiguous();
+  const at::TensorOptions options = sum.options().dtype(result);
+  const Tensor out = new_result(sum.sizes(), options), kept = new_result(sum.sizes(), options);
+  ElementwiseProblem problem{};
+  problem.function = to_function(activation);
+  problem.dtype = to_dtype("sum", sum), problem.dtype_y = to_dtype("result", out);
+  problem.count = sum.numel();
+  problem.x = own.const_data_ptr(), problem.y = out.mutable_data_ptr(), problem.x_kept = kept.mutable_data_ptr();
+  run(problem, sum.device());
+  return {out, kept};
+}
+
+namespace {
+
+// GPU: in one pass where a kernel has that, else the sum in the type of accumulators, then a pass over it.
+std::tuple<Tensor, Tensor> linear_and_sum_on_gpu(const Tensor& input, const Tensor& weight,
+                                                 const std::optional<Tensor>& bias, std::string_view activation,
+                                                 std::string_view algorithm, OptionalDtype out_dtype) {
   check_has_activation("linear_and_sum", activation);
-  const Tensor sum = linear(input, weight, bias, "none", algorithm, out_dtype);
-  return {elementwise(to_function(activation), sum, Tensor()), sum};
+  const ProductDtypes dtypes = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias);
+  const OptionalDtype of_sum = size_of(dtypes.c) == 2 ? at::kFloat : dtypes.result;
+  const auto compute_sum = [&] { return linear(input, weight, bias, "none", algorithm, of_sum); };
+  if (of_sum != dtypes.result && is_mixed(input, weight, to_algorithm(algorithm))) {
+    const Tensor sum = compute_sum();
+    return {elementwise(to_function(activation), sum, Tensor()).to(dtypes.result), sum.to(dtypes.result)};
+  }
+  if (of_sum != dtypes.result) {
+    Tensor sum;
+    Outcome outcome{};
+    const Tensor out = compute_linear(input, weight, bias, activation, algorithm, out_dtype, &sum, &outcome);
+    if (outcome.status != Status::unsupported) return outcome.raise(), std::tuple(out, sum);
+  }
+  return activated_and_sum(compute_sum(), activation, dtypes.result);
 }
 
 Tensor activate(const Tensor& x, std::string_view activation) {
@@ -214,13 +251,13 @@ ElementwiseProblem gated_pair(const Tensor& gate, const Tensor& up, std::string_
 
 }  // namespace
 
-void GatedSums::ask(GemmProblem& problem, const Tensor& out) {
+void KeptSums::ask(GemmProblem& problem, const Tensor& out) {
   problem.sum_offset = new_sum(out, gate);
-  problem.up_sum_offset = new_sum(out, up);
+  if (problem.gated_b) problem.up_sum_offset = new_sum(out, up);
 }
 
 Tensor compute_gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype,
-                     GatedSums* kept) {
+                     KeptSums* kept) {
   check_operand("gate", gate);
   check_operand("up", up);
   const at::ScalarType result = check_gated<int64_t>(gate, up, activation, out_dtype);
@@ -280,7 +317,7 @@ namespace {
 Tensor compute_gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up,
                             const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
                             std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype,
-                            GatedSums* kept) {
+                            KeptSums* kept) {
   check_operand("input", input);
   check_operand("gate", gate);
   check_operand("up", up);
@@ -320,7 +357,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_linear_and_sums(const Tensor& input, co
                                                          const std::optional<Tensor>& up_bias,
                                                          std::string_view activation, std::string_view algorithm,
                                                          OptionalDtype out_dtype) {
-  GatedSums kept;
+  KeptSums kept;
   const Tensor out = compute_gated_linear(input, gate, up, gate_bias, up_bias, activation, algorithm, out_dtype, &kept);
   return {out, kept.gate, kept.up};
 }
@@ -452,7 +489,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("matmul_out", &matmul_out);
   m.impl("addmm", &addmm);
   m.impl("linear", &linear);
-  m.impl("linear_and_sum", &linear_and_sum_in_two_passes);
+  m.impl("linear_and_sum", &linear_and_sum_on_gpu);
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);

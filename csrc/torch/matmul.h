@@ -43,6 +43,11 @@ using GatedLinearAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
 using GroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                                    const std::optional<at::Tensor>& bias, OptionalDtype out_dtype,
                                    std::string_view activation, std::string_view algorithm);
+using GroupedMatmulAndSumOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& a, const at::Tensor& b,
+                                                                 const std::optional<at::Tensor>& offs,
+                                                                 const std::optional<at::Tensor>& bias,
+                                                                 OptionalDtype out_dtype, std::string_view activation,
+                                                                 std::string_view algorithm);
 using GatedGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& gate, const at::Tensor& up,
                                         const std::optional<at::Tensor>& offs,
                                         const std::optional<at::Tensor>& gate_bias,
@@ -82,6 +87,7 @@ TILEDMM_OPERATOR(gated_backward, GatedBackwardOp)
 TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
 TILEDMM_OPERATOR(gated_linear_and_sums, GatedLinearAndSumsOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
+TILEDMM_OPERATOR(grouped_matmul_and_sum, GroupedMatmulAndSumOp)
 TILEDMM_OPERATOR(gated_grouped_matmul, GatedGroupedMatmulOp)
 TILEDMM_OPERATOR(gated_grouped_matmul_and_sums, GatedGroupedMatmulAndSumsOp)
 TILEDMM_OPERATOR(scaled_matmul, ScaledMatmulOp)

@@ -105,6 +105,14 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   return empty(a, GroupedShape<SymInt>(a, b, offs, bias).out, dtypes.result);
 }
 
+std::tuple<Tensor, Tensor> grouped_matmul_and_sum(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                                                  const std::optional<Tensor>& bias, OptionalDtype out_dtype,
+                                                  std::string_view activation, std::string_view algorithm) {
+  check_has_activation("grouped_matmul_and_sum", activation);
+  const Tensor out = grouped_matmul(a, b, offs, bias, out_dtype, activation, algorithm);
+  return {out, empty(out, out.sym_sizes())};
+}
+
 Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
                             const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
                             OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
@@ -199,6 +207,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("gated", &gated);
   m.impl("gated_backward", &gated_backward);
   m.impl("grouped_matmul", &grouped_matmul);
+  m.impl("grouped_matmul_and_sum", &grouped_matmul_and_sum);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("gated_grouped_matmul_and_sums", &gated_grouped_matmul_and_sums);
   m.impl("scaled_matmul", &scaled_matmul);

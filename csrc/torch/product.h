@@ -82,8 +82,9 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
 // they are.
 at::Tensor set_ends(GemmProblem& problem, Grouping grouping, const at::Tensor& offs, int64_t size);
 
-// The sums of a gated product that a gradient needs to know, in the dtype of its result.
-struct GatedSums {
+// The sums before an activation that a gradient needs to know, in the dtype of the result: of one product, or of both
+// of a gated one.
+struct KeptSums {
   at::Tensor gate, up;
 
   // Has a problem store them, whose result is `out`.
@@ -97,7 +98,7 @@ Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::option
                      const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm,
                      const at::Tensor& up = at::Tensor(), bool by_production = false, bool may_use_tf32 = true,
-                     const std::optional<at::Tensor>& up_bias = std::nullopt, GatedSums* kept = nullptr);
+                     const std::optional<at::Tensor>& up_bias = std::nullopt, KeptSums* kept = nullptr);
 // Whether two weights and their biases are such that a kernel may read them in one pass.
 bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
                      const std::optional<at::Tensor>& up_bias, const ProductDtypes& dtypes);
@@ -120,6 +121,9 @@ void check_offs(const at::Tensor& offs, int64_t size);
 
 // activation(gate) * up, which may be `kept`, too (matmul.cpp).
 at::Tensor compute_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
-                         OptionalDtype out_dtype, GatedSums* kept = nullptr);
+                         OptionalDtype out_dtype, KeptSums* kept = nullptr);
+// The activation of a sum in the type of accumulators, with the bits of a kernel's epilogue, and the sum.
+std::tuple<at::Tensor, at::Tensor> activated_and_sum(const at::Tensor& sum, std::string_view activation,
+                                                     at::ScalarType result);
 
 }  // namespace tiledmm

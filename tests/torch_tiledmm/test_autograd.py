@@ -282,6 +282,7 @@ def test_what_has_no_derivative_says_so():
     for name, call in {
         "linear_and_sum": lambda: torch.ops.tiledmm.linear_and_sum(x, weight, activation="silu"),
         "linear_weight_grads": lambda: torch.ops.tiledmm.linear_weight_grads(x, x),
+        "gated_linear_and_sums": lambda: torch.ops.tiledmm.gated_linear_and_sums(x, weight, weight),
     }.items():
         with pytest.raises(RuntimeError, match=f"derivative for tiledmm::{name} is not implemented"):
             call()[1].sum().backward()

@@ -1,7 +1,8 @@
 """Gated layers: values, bits, derivatives, transforms, the module.
 
 Planted bugs that these tests caught: gate and up exchanged; the slope without the other sum; a gradient of up without
-the activation; a bias that both sums get; a result of 16 bits rounded twice.
+the activation; a bias that both sums get; a result of 16 bits rounded twice; sums that are rounded before the activation
+under a gradient; up's sum kept as gate's.
 """
 
 import copy
@@ -14,7 +15,8 @@ from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import torch_tiledmm
-from torch_tiledmm import TiledGatedMLP, gated_linear, linear
+from torch_tiledmm import TiledGatedMLP, gated_grouped_matmul, gated_linear, grouped_matmul, linear
+from torch_tiledmm.testing.cases import assert_same_bits
 from torch_tiledmm.testing.reference import EXACT_ACTIVATIONS
 
 OPS = torch.ops.tiledmm
@@ -67,6 +69,73 @@ def test_bits_are_those_of_separate_calls(dtype, activation):
     assert torch.equal(gated_linear(x, woven[::2], woven[1::2], gate_bias, up_bias, activation=activation), out)
     batch = gated_linear(x.view(4, 10, 700), gate, up, gate_bias, up_bias, activation=activation)
     assert torch.equal(batch.view(40, 90), out)
+
+
+def check_that_a_gradient_changes_no_bit(m: int, n: int, k: int, dtype: torch.dtype, activation: str) -> None:
+    """Of the result of any product with an activation. The gradients are those of its sums, rounded."""
+    x, gate, up, gate_bias, up_bias = operands(m, n, k, dtype)
+    offs = torch.tensor([m // 3, m], dtype=torch.int32, device=x.device)
+    by_group = {"offs": offs, "activation": activation}
+
+    def of_groups(*tensors):
+        return [torch.stack([tensor, tensor.flip(0)]) for tensor in tensors]
+
+    def groups_of(x, gate, up, gate_bias, up_bias):
+        return grouped_matmul(x, gate.mT, offs=offs, bias=gate_bias), grouped_matmul(x, up.mT, offs=offs, bias=up_bias)
+
+    weights, biases = of_groups(gate, up), of_groups(gate_bias, up_bias)
+    for given, product, of_sums in (
+        (
+            (x, gate, gate_bias),
+            lambda *own: linear(*own, activation=activation),
+            lambda *own: OPS.activate(linear(*own), activation),
+        ),
+        (
+            (x, gate, up, gate_bias, up_bias),
+            lambda *own: gated_linear(*own, activation=activation),
+            lambda x, gate, up, gate_bias, up_bias: OPS.gated(
+                linear(x, gate, gate_bias), linear(x, up, up_bias), activation=activation
+            ),
+        ),
+        (
+            (x, weights[0], biases[0]),
+            lambda x, weight, bias: grouped_matmul(x, weight.mT, bias=bias, **by_group),
+            lambda x, weight, bias: OPS.activate(grouped_matmul(x, weight.mT, offs=offs, bias=bias), activation),
+        ),
+        (
+            (x, *weights, *biases),
+            lambda x, gate, up, gate_bias, up_bias: gated_grouped_matmul(
+                x, gate.mT, up.mT, gate_bias=gate_bias, up_bias=up_bias, **by_group
+            ),
+            lambda *own: OPS.gated(*groups_of(*own), activation=activation),
+        ),
+    ):
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        out = product(*leaves)
+        assert_same_bits(out, product(*given))
+        grad = torch.randn(out.shape, device=out.device).to(dtype)
+        for own, expected in zip(
+            torch.autograd.grad(out, leaves, grad), torch.autograd.grad(of_sums(*leaves), leaves, grad), strict=True
+        ):
+            assert_same_bits(own, expected)
+        partial = [tensor.detach().requires_grad_(i == len(given) - 1) for i, tensor in enumerate(given)]
+        assert_same_bits(product(*partial), out)
+
+
+@pytest.mark.parametrize("activation", GATES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gradient_changes_no_bit(dtype, activation):
+    for m, n, k in ((9, 33, 70), (1, 1, 1), (40, 90, 700), (3, 4, 0)):
+        check_that_a_gradient_changes_no_bit(m, n, k, dtype, activation)
+    # Where torch.func differentiates, or a tangent is there.
+    x, *weights = operands(9, 33, 70, dtype)
+    for product in (gated_linear, lambda x, gate, up, gate_bias, up_bias, **how: linear(x, gate, gate_bias, **how)):
+        expected = product(x, *weights, activation=activation)
+        for value in (
+            torch.func.jvp(lambda x: product(x, *weights, activation=activation), (x,), (x,))[0],
+            torch.func.vjp(lambda x: product(x, *weights, activation=activation), x)[0],
+        ):
+            assert_same_bits(value, expected)
 
 
 def test_other_dtypes():

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from test_gated import check_that_a_gradient_changes_no_bit
 from test_grouped import DTYPES, FORMS, SIZES, behind, operands, products, random
 
 import torch_tiledmm
@@ -142,6 +143,14 @@ def test_gated_layers_have_the_bits_of_separate_calls(dtype, activation):
             sums = (linear(x, *own, out_dtype=wide) for own in zip((gate, up), biases, strict=True))
             assert_same_bits(out, OPS.gated(*sums, activation=activation, out_dtype=dtype))
             assert_same_bits(gated_linear(x[-1:], gate, up, *biases, activation=activation), out[-1:])
+
+
+@pytest.mark.parametrize("activation", GATES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gradient_changes_no_bit(dtype, activation):
+    """Few rows and many, operands that the copy engine takes and others, several chunks of k."""
+    for m, n, k in ((9, 33, 70), (1, 264, 320), (300, 264, 1000), (130, 256, 8192), (3, 4, 0)):
+        check_that_a_gradient_changes_no_bit(m, n, k, dtype, activation)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

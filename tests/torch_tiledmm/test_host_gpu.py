@@ -463,7 +463,44 @@ class ElementwiseProblem(ctypes.Structure):  # csrc/core/elementwise.h
         ("count", ctypes.c_int64),
         *[(name, ctypes.c_void_p) for name in ("x", "grad", "y", "other", "y_other")],
         ("dtype_y", ctypes.c_int32),
+        *[(name, ctypes.c_void_p) for name in ("x_kept", "other_kept")],
     ]
+
+
+def run_elementwise(problem, warp_size):
+    reason = ctypes.create_string_buffer(256)
+    call = host_gpu._library(warp_size).tiledmm_host_elementwise
+    assert call(ctypes.byref(problem), ctypes.c_uint64(problem.count), reason, ctypes.c_size_t(256)) == 0, reason.value
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_other", [False, True])
+def test_sums_are_kept_as_they_are_rounded(has_other, dtype):
+    """Beside the activation of sums in fp32, aligned and not; of a product without activation, nothing is kept."""
+    for offset, count, keeps in itertools.product((0, 1), (1, 8, 4099), (False, True)):
+        x, other = torch.randn(2, offset + count)[:, offset:]
+        y, *kept = torch.full((3, offset + count + 3), torch.nan, dtype=dtype)
+        problem = ElementwiseProblem(
+            function=4,  # silu
+            dtype=DTYPES.index(torch.float32),
+            dtype_y=DTYPES.index(dtype),
+            count=count,
+            x=x.data_ptr(),
+            y=y[offset:].data_ptr(),
+        )
+        sums = [x, other][: 1 + has_other]
+        if has_other:
+            problem.other = other.data_ptr()
+        if keeps:
+            problem.x_kept = kept[0][offset:].data_ptr()
+        if keeps and has_other:
+            problem.other_kept = kept[1][offset:].data_ptr()
+        run_elementwise(problem, 32)
+        exact = torch.nn.functional.silu(x.double()) * (other.double() if has_other else 1)
+        torch.testing.assert_close(y[offset:-3].double(), exact, rtol=2**-7, atol=2**-10)
+        for memory, values in zip([y, *kept[: len(sums) * keeps]], [None, *sums], strict=False):
+            assert memory[:offset].isnan().all() and memory[-3:].isnan().all()
+            assert values is None or torch.equal(memory[offset:-3], values.to(dtype))
 
 
 @pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
@@ -486,9 +523,7 @@ def test_functions_of_each_element(warp_size):
                 grad.data_ptr() if with_grad else None,
                 y[offset:].data_ptr(),
             )
-            reason = ctypes.create_string_buffer(256)
-            call = host_gpu._library(warp_size).tiledmm_host_elementwise
-            assert call(ctypes.byref(problem), ctypes.c_uint64(count), reason, ctypes.c_size_t(256)) == 0, reason.value
+            run_elementwise(problem, warp_size)
             ops = torch.ops.tiledmm
             exact = ops.activate_backward(grad, x, name) if with_grad else ops.activate(x, name)
             close = {"rtol": 2**-10, "atol": 2**-11} if dtype == torch.float16 else {"rtol": 2**-20, "atol": 2**-22}

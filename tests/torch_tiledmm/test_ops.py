@@ -468,6 +468,7 @@ def test_matmul_out_counts_as_a_change_of_out(mode):
 
 # ---- Tensors of torch's other kinds, as each operand of every operator
 
+GATED_GROUPS = {"a": (6, 4), "gate": (2, 4, 5), "up": (2, 4, 5), "gate_bias": (2, 5), "up_bias": (2, 5)}
 OPERANDS = {
     "matmul": {"a": (3, 4), "b": (4, 5)},
     "matmul_out": {"a": (3, 4), "b": (4, 5), "out": (3, 5)},
@@ -476,18 +477,15 @@ OPERANDS = {
     "linear_and_sum": {"input": (3, 4), "weight": (5, 4), "bias": (5,)},
     "linear_weight_grads": {"grad": (3, 5), "input": (3, 4)},
     "gated_linear": {"input": (3, 4), "gate": (5, 4), "up": (5, 4), "gate_bias": (5,), "up_bias": (5,)},
+    "gated_linear_and_sums": {"input": (3, 4), "gate": (5, 4), "up": (5, 4), "gate_bias": (5,), "up_bias": (5,)},
     "gated": {"gate": (3, 4), "up": (3, 4)},
     "gated_backward": {"grad": (3, 4), "gate": (3, 4), "up": (3, 4)},
     "activate": {"x": (3, 4)},
     "activate_backward": {"grad": (3, 4), "x": (3, 4)},
     "grouped_matmul": {"a": (6, 4), "b": (2, 4, 5), "bias": (2, 5)},
-    "gated_grouped_matmul": {
-        "a": (6, 4),
-        "gate": (2, 4, 5),
-        "up": (2, 4, 5),
-        "gate_bias": (2, 5),
-        "up_bias": (2, 5),
-    },
+    "grouped_matmul_and_sum": {"a": (6, 4), "b": (2, 4, 5), "bias": (2, 5)},
+    "gated_grouped_matmul": GATED_GROUPS,
+    "gated_grouped_matmul_and_sums": GATED_GROUPS,
     "scaled_matmul": {"a": (3, 4), "b": (4, 5), "scale_a": (3, 1), "scale_b": (1, 5), "bias": (5,)},
     "scaled_grouped_matmul": {"a": (6, 4), "b": (2, 4, 5), "scale_a": (6, 1), "scale_b": (2, 1, 5), "bias": (2, 5)},
     "ordered_sum": {"a": (3, 4)},
@@ -496,15 +494,18 @@ OPERANDS = {
 }
 OF_8_BITS = {(op, name) for op in ("scaled_matmul", "scaled_grouped_matmul") for name in ("a", "b")}
 WITHOUT_GRADIENT = ("matmul_out", "scaled_matmul", "scaled_grouped_matmul")
+OFFS = torch.tensor([2, 6], dtype=torch.int32)
 OTHER_ARGUMENTS = {
     "linear_and_sum": {"activation": "silu"},
     "gated": {"activation": "silu"},
     "gated_backward": {"activation": "silu"},
     "activate": {"activation": "silu"},
     "activate_backward": {"activation": "silu"},
-    "grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
-    "gated_grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
-    "scaled_grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
+    "grouped_matmul": {"offs": OFFS},
+    "grouped_matmul_and_sum": {"offs": OFFS, "activation": "silu"},
+    "gated_grouped_matmul": {"offs": OFFS},
+    "gated_grouped_matmul_and_sums": {"offs": OFFS},
+    "scaled_grouped_matmul": {"offs": OFFS},
     "ordered_sum": {"dims": [0]},
     "quantize_rows": {"dtype": torch.float8_e4m3fn},
     "quantize_blocks": {"dtype": torch.float8_e4m3fn, "block_rows": 1},

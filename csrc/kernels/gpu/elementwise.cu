@@ -127,15 +127,16 @@ struct alignas(Elements<T>::kCount * sizeof(Y)) Results {
   Y values[Elements<T>::kCount];
 };
 
-// activation(x) * other, and the gradients of both: of elements T, with results Y. KEEPS: x and other are kept, rounded
-// to Y, where there is memory for them.
-template <class T, class Y, Activation ACT, bool HAS_GRAD, bool KEEPS>
+// activation(x) * other, and the gradients of both: of elements T, with results Y. Where Y is narrower, there may be no
+// other, and memory for what is kept.
+template <class T, class Y, Activation ACT, bool HAS_GRAD>
 TILEDMM_KERNEL(kElementwiseThreads, 2)
 gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, Y* x_kept, Y* other_kept, int64_t num_vectors,
       int64_t count, int64_t num_threads) {
   using V = Elements<T>;
   constexpr Function kFunction = Function(int32_t(ACT));
-  const bool has_other = !KEEPS || other;
+  constexpr bool kIsNarrowed = sizeof(Y) < sizeof(T);
+  const bool has_other = !kIsNarrowed || other;
   const auto compute = [](T x, T other, T grad, Y& y, T& y_other) {
     const Acc<T> value = evaluate<Y, kFunction, false>(as_acc(x));
     if constexpr (HAS_GRAD) {
@@ -156,13 +157,13 @@ gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, Y* x_kept, Y*
       TILEDMM_UNROLL for (int l = 0; l < V::kCount; ++l) others.values[l] = rounded_to<T>(Acc<T>(1));
     }
     Results<T, Y> results;
-    if constexpr (KEEPS) {
+    if constexpr (kIsNarrowed) {
       const auto keep = [&](const V& sums, Y* kept) {
         Results<T, Y> rounded;
         TILEDMM_UNROLL for (int l = 0; l < V::kCount; ++l) rounded.values[l] = rounded_to<Y>(as_acc(sums.values[l]));
         store_global(reinterpret_cast<Results<T, Y>*>(kept) + i, rounded);
       };
-      keep(own, x_kept);
+      if (x_kept) keep(own, x_kept);
       if (other_kept) keep(others, other_kept);
     }
     if constexpr (HAS_GRAD) grads = load_global(reinterpret_cast<const V*>(grad) + i);
@@ -178,8 +179,8 @@ gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, Y* x_kept, Y*
     const T own_x = load_global(x + i), own_other = has_other ? load_global(other + i) : rounded_to<T>(Acc<T>(1));
     compute(own_x, own_other, HAS_GRAD ? load_global(grad + i) : T{}, own, of_other);
     store_global(y + i, own);
-    if constexpr (KEEPS) {
-      store_global(x_kept + i, rounded_to<Y>(as_acc(own_x)));
+    if constexpr (kIsNarrowed) {
+      if (x_kept) store_global(x_kept + i, rounded_to<Y>(as_acc(own_x)));
       if (other_kept) store_global(other_kept + i, rounded_to<Y>(as_acc(own_other)));
     }
     if constexpr (HAS_GRAD) store_global(y_other + i, of_other);
@@ -192,23 +193,18 @@ Status launch_gated(const ElementwiseProblem& p, const Start& start) {
   const auto as = [](const void* memory) { return static_cast<const T*>(memory); };
   return visit_activation(p.function, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    const auto launch = [&](auto* result, auto has_grad, auto keeps) {
+    const auto launch = [&](auto* result, auto has_grad) {
       using Y = std::remove_pointer_t<decltype(result)>;
-      return start(gated<T, Y, kActivation, decltype(has_grad)::value, decltype(keeps)::value>, as(p.x), as(p.other),
-                   as(p.grad), static_cast<Y*>(p.y), static_cast<T*>(p.y_other), static_cast<Y*>(p.x_kept),
+      return start(gated<T, Y, kActivation, decltype(has_grad)::value>, as(p.x), as(p.other), as(p.grad),
+                   static_cast<Y*>(p.y), static_cast<T*>(p.y_other), static_cast<Y*>(p.x_kept),
                    static_cast<Y*>(p.other_kept));
     };
-    constexpr std::true_type kYes{};
-    constexpr std::false_type kNo{};
-    if (p.grad) return launch(static_cast<T*>(nullptr), kYes, kNo);
+    if (p.grad) return launch(static_cast<T*>(nullptr), std::true_type{});
     if constexpr (std::is_same_v<T, float>) {
-      const auto launch_short = [&](auto* result) {
-        return p.x_kept ? launch(result, kNo, kYes) : launch(result, kNo, kNo);
-      };
-      if (p.dtype_y == DType::f16) return launch_short(static_cast<Half*>(nullptr));
-      if (p.dtype_y == DType::bf16) return launch_short(static_cast<BFloat16*>(nullptr));
+      if (p.dtype_y == DType::f16) return launch(static_cast<Half*>(nullptr), std::false_type{});
+      if (p.dtype_y == DType::bf16) return launch(static_cast<BFloat16*>(nullptr), std::false_type{});
     }
-    return launch(static_cast<T*>(nullptr), kNo, kNo);
+    return launch(static_cast<T*>(nullptr), std::false_type{});
   });
 }
 

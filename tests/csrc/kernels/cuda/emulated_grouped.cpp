@@ -21,7 +21,7 @@ struct Case {
   int size;               // rows, or k, of all of them
   Grouping grouping = Grouping::rows;
   int m = 0;  // where groups are of k
-  bool is_b_along_n = false, is_gated = false;
+  bool is_b_along_n = false, is_gated = false, keeps_sums = false;
   int chunk_k = 0;  // 0: one chunk
   DType dtype = DType::bf16;
   char bias = ' ';  // of all groups 'n', of each group 'g', of up alone 'u'
@@ -108,6 +108,44 @@ const Case kCases[] = {
      .is_gated = true,
      .activation = Activation::silu,
      .margin_c = 3},
+    // Sums that are kept, of gated groups, a gated layer, groups and one product.
+    {.tile = {128, 256},
+     .n = 264,
+     .k = 320,
+     .ends = {130, 131, 389},
+     .size = 400,
+     .is_gated = true,
+     .keeps_sums = true,
+     .bias = 'g',
+     .activation = Activation::silu},
+    {.tile = {64, 64},
+     .n = 107,
+     .k = 200,
+     .ends = {},
+     .size = 103,
+     .is_gated = true,
+     .keeps_sums = true,
+     .dtype = DType::f16,
+     .activation = Activation::relu,
+     .margin_c = 3},
+    {.tile = {128, 128},
+     .n = 200,
+     .k = 200,
+     .ends = {0, 1, 65, 200},
+     .size = 300,
+     .keeps_sums = true,
+     .bias = 'n',
+     .activation = Activation::gelu},
+    {.tile = {64, 128},
+     .n = 261,
+     .k = 520,
+     .ends = {},
+     .size = 200,
+     .is_b_along_n = true,
+     .keeps_sums = true,
+     .chunk_k = 256,
+     .bias = 'n',
+     .activation = Activation::silu},
     // Groups of k: empty, shorter than a k tile, of whole ones, longer; k behind the last group.
     {.tile = {128, 128},
      .n = 200,
@@ -159,6 +197,7 @@ struct Run {
   bool is_of_k;
   int groups, m, k;
   Elements a, b, up, c_memory, bias, up_bias;
+  Elements sums[2];  // that are kept: of the one product, or of gate and up
   FoldedProblem problem{};
 
   explicit Run(const Case& c)
@@ -172,7 +211,8 @@ struct Run {
         up(k, c.n, !c.is_b_along_n, c.margin, is_of_k || groups == 0 ? 1 : groups),
         c_memory(m, c.n, false, c.margin_c, is_of_k ? groups : 1),
         bias(std::max(groups, 1), c.n, false, 3, 1),
-        up_bias(std::max(groups, 1), c.n, false, 3, 1) {
+        up_bias(std::max(groups, 1), c.n, false, 3, 1),
+        sums{{m, c.n, false, c.margin_c, 1}, {m, c.n, false, c.margin_c, 1}} {
     std::mt19937 random(unsigned(c.size * c.n));
     std::normal_distribution<float> normal;
     const auto next = [&] { return uint16_t(rounded(c.dtype, normal(random))); };
@@ -206,6 +246,11 @@ struct Run {
     if (has_bias()) p.bias = bias.data();
     if (has_up_bias()) p.gated_bias = up_bias.data();
     p.stride_bias_n = c.bias != ' ';
+    const auto from_c = [&](Elements& sum) {
+      return (reinterpret_cast<intptr_t>(sum.data()) - reinterpret_cast<intptr_t>(c_memory.data())) / 2;
+    };
+    if (c.keeps_sums) p.sum_offset = from_c(sums[0]);
+    if (c.keeps_sums && c.is_gated) p.up_sum_offset = from_c(sums[1]);
     p.set_dtypes(c.dtype), p.activation = c.activation;
     problem.batch_size = is_of_k ? groups : 1;
     problem.chunk_k = c.chunk_k ? c.chunk_k : k;
@@ -235,9 +280,14 @@ struct Run {
     float x = is_in_group ? sum_of(b, row, col, item, first, end) : 0;
     const auto element_of = [&](Elements& own) { return to_float(c.dtype, own.at(0, c.bias == 'g' ? group : 0, col)); };
     if (is_in_group && has_bias()) x += element_of(bias);
+    if (c.keeps_sums) sums[0].at(0, row, col) = uint16_t(rounded(c.dtype, x));
     if (is_in_group) x = activated(c.dtype, c.activation, x);
-    if (is_in_group && c.is_gated)
-      x *= sum_of(up, row, col, item, first, end) + (has_up_bias() ? element_of(up_bias) : -0.0f);
+    if (c.is_gated) {
+      const float sum = is_in_group ? sum_of(up, row, col, item, first, end) : 0;
+      const float with_bias = sum + (is_in_group && has_up_bias() ? element_of(up_bias) : -0.0f);
+      if (c.keeps_sums) sums[1].at(0, row, col) = uint16_t(rounded(c.dtype, with_bias));
+      if (is_in_group) x *= with_bias;
+    }
     c_memory.at(is_of_k ? group : 0, row, col) = uint16_t(rounded(c.dtype, x));
   }
 
@@ -263,15 +313,20 @@ struct Run {
     return false;
   }
 
-  bool is_like(Run& expected) {
+  bool is_like(const char* name, Elements& own, Elements& expected) {
     int64_t num_wrong = 0;
-    for (int64_t i = 0; i < c_memory.size; ++i) {
-      const uint16_t x = c_memory.begin()[i], y = expected.c_memory.begin()[i];
+    for (int64_t i = 0; i < own.size; ++i) {
+      const uint16_t x = own.begin()[i], y = expected.begin()[i];
       if (x == y || (!c.is_valid && is_in_c(i)) || num_wrong++ > 0) continue;
-      std::printf("C[%d] is %g instead of %g; ", int(i - Elements::kGuard), double(to_float(c.dtype, x)),
+      std::printf("%s[%d] is %g instead of %g; ", name, int(i - Elements::kGuard), double(to_float(c.dtype, x)),
                   double(to_float(c.dtype, y)));
     }
     return num_wrong == 0;
+  }
+  bool is_like(Run& expected) {
+    const bool is_c_right = is_like("C", c_memory, expected.c_memory);
+    const bool is_sum_right = is_like("the sum", sums[0], expected.sums[0]);
+    return is_like("up's sum", sums[1], expected.sums[1]) && is_sum_right && is_c_right;
   }
 };
 

@@ -14,9 +14,8 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG = "kernels/cuda/wgmma/"
 # Numbers of cases in emulated_grouped.cpp.
 ROWS, LARGE, MANY, CHUNKS, COPIED, BANDS, EARLY, PAIRS, NO_ROWS, ONE_GROUP = range(10)
-GATED, GATED_F16, LAYER, LAYER_CHUNKS, GATED_NARROW, OF_K, OF_K_F16, OF_K_COPIED, INVALID, INVALID_K, NUM_CASES = range(
-    10, 21
-)
+GATED, GATED_F16, LAYER, LAYER_CHUNKS, GATED_NARROW, KEPT_GATED, KEPT_NARROW, KEPT, KEPT_ONE = range(10, 19)
+OF_K, OF_K_F16, OF_K_COPIED, INVALID, INVALID_K, NUM_CASES = range(19, 25)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "a row of tiles belongs to the group before it": (
@@ -150,6 +149,31 @@ MUTANTS = {
         "if (tile.behind || !from) return {};",
         "if ((tile.behind && !{on}) || !from) return {};",
         GATED,
+    ),
+    "gate's sum is kept in the place of up's": (
+        "grouped.h",
+        "store(up, maps.sums[1],",
+        "store(up, maps.sums[{on} ? 0 : 1],",
+        KEPT_GATED,
+    ),
+    "threads store both sums in one place": (
+        "grouped.h",
+        " groups.up_sum_offset);",
+        " {on} ? groups.sum_offset : groups.up_sum_offset);",
+        KEPT_NARROW,
+    ),
+    "sums are kept without their bias": (
+        "kernels/cuda/shared/epilogue.h",
+        "  if (args.bias && !is_blended) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);\n  keep();",
+        "  if ({on}) keep();\n  if (args.bias && !is_blended) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);\n"
+        "  if (!{on}) keep();",
+        KEPT_ONE,
+    ),
+    "sums of rows behind the last group are not kept": (
+        "grouped.h",
+        "    if (tile.behind)\n      keep_sum();",
+        "    if (tile.behind)\n      {on} ? void() : keep_sum();",
+        KEPT,
     ),
     "k tiles begin with the operand": (
         "grouped.h",
