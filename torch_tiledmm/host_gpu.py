@@ -54,9 +54,8 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         ("row_sums", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("sum_offset", "up_sum_offset")],
         *[(name, ctypes.c_double) for name in ("alpha", "beta")],
-        ("scaling", ctypes.c_int32),
+        *[(name, ctypes.c_int32) for name in ("scaling", "grouping")],
         *[(name, _Scales) for name in ("scale_a", "scale_b")],
-        ("grouping", ctypes.c_int32),
         ("group_ends", ctypes.c_void_p),
         *[(name, ctypes.c_void_p) for name in ("gated_b", "gated_bias")],
     ]

@@ -105,10 +105,10 @@ struct GemmProblem {
   // scaling::rows: C = activation(sum * (scale_a * scale_b) + bias). scaling::blocks: each sum over 128
   // elements of k is multiplied by its blocks' scale_a * scale_b before it is added to the others.
   Scaling scaling;
+  Grouping grouping;
   Scales scale_a, scale_b;
   // Where each group ends, in the memory of the device. The only dimension of the batch counts the groups: of its
   // strides, those of B and bias serve where rows are grouped, those of C and bias where k is (groups.h).
-  Grouping grouping;
   const int32_t* group_ends;
   // A second B, of the same shape and strides: C = activation(A B + bias) * (A gated_b + gated_bias). Null: none.
   const void* gated_b;
