@@ -3,7 +3,8 @@ here. A plan beyond a limit is a cluster that no chip launches, or a workspace t
 missing below it would have been faster.
 
 Planted bugs that these tests caught: chunks shared out in clusters of up to twice as many blocks; twice the memory for
-the sums of chunks, and half of it; one row more than a kernel serves.
+the sums of chunks, and half of it; one row more than a kernel serves; C^T with sums of chunks that wait in memory, and
+none without; stores across rows of C that cost nothing.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import random
 import pytest
 
 import torch_tiledmm
+from torch_tiledmm.testing.timing import matmul_precision
 
 MIB = 1 << 20
 # Kernel: chip, dtypes, bytes that the sums of chunks side by side may take.
@@ -114,6 +116,39 @@ def test_multiply_adds_side_by_side_fit_their_memory(chip):
                 assert not is_split or num_bytes <= 256 * MIB, (m, n, k, batch, plan)
                 found[kind].add(is_split)
     assert found == {"tiles": {False, True}, "rows": {False, True}}
+
+
+def test_mma_async_exchanges_operands_where_no_sums_wait_in_memory():
+    """Of 4 and 8 bytes. Sums of chunks wait where another kernel adds them, or tiles have no registers for them."""
+    for dtype, m, n, k, batch in itertools.product(("fp64", "fp32", "bf16"), (30, 300), (20, 200), (64, 3000), (0, 5)):
+        with matmul_precision("tf32"):
+            plans = plans_of("mma_async", "cuda:sm_90", dtype, m, n, k, batch)
+        is_few = min(m, n) <= 64 and n < m
+        own = [plan for plan in plans if ("computes" in plan) == is_few]
+        exchanged = [plan for plan in plans if ("computes" in plan) != is_few]
+        kinds = [(plan["block"], plan["block_k"]) for plan in own if "path" not in plan]
+        without_registers = (("128x128", 16), ("64x64", 16)) if dtype == "fp64" else (("128x256", 32), ("128x128", 32))
+        is_chunked = plans[0]["chunks"] > 1
+        expected = [kind for kind in kinds if dtype != "bf16" and not (is_chunked and kind in without_registers)]
+        found = [(plan["block"], plan["block_k"]) for plan in exchanged]
+        assert sorted(set(found)) == sorted(set(expected)), (dtype, m, n, k, batch, plans)
+        assert not any(splits(plan) for plan in exchanged)
+
+
+def test_tiles_of_mma_async_are_filled_and_rows_of_c_stored_along():
+    """C of 96 columns: three times 32 rows of C^T. Of up to 64: rows of C unless there are few columns."""
+    for batch, m, n, k in ((384, 232, 96, 208), (64, 904, 96, 1468), (64, 1216, 96, 248)):
+        answer = torch_tiledmm.explain(m, n, k, "fp64", layout="NN", device="cuda:sm_90", batch=batch)
+        chosen = next(c.config for c in answer.candidates if c.algorithm == answer.choice)
+        assert chosen.get("computes") == "C^T" and chosen["block"] == "32x64", (m, n, k, answer)
+    for batch, m, n, k, is_exchanged in (
+        (16, 3187, 60, 64, False),
+        (512, 176, 56, 128, False),
+        (8, 3000, 5, 300, True),
+    ):
+        answer = torch_tiledmm.explain(m, n, k, "fp64", layout="NT", device="cuda:sm_90", batch=batch)
+        chosen = next(c.config for c in answer.candidates if c.algorithm == answer.choice)
+        assert ("computes" in chosen) == is_exchanged, (m, n, k, answer)
 
 
 # Kernel, chip, dtype, and the sizes (m, n, k) of what it serves just so and of what it refuses.

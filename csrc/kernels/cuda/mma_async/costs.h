@@ -50,6 +50,7 @@ struct MmaAsyncF64Costs {
   Fixed uneven = 0.08;                        // share of a full round's rest that the last one takes as well
   Fixed sectors = 2.52, long_sectors = 1.76;  // how many times more is read of rows that split sectors
   Fixed addition = 4.8;
+  Fixed across = 1.3;  // how many times longer an element takes where rows of C are stored across (H100, 16 batches)
 };
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {{90, {}}};

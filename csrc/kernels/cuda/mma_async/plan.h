@@ -83,11 +83,12 @@ struct MmaAsyncChoice {
   int64_t group_m = 0;  // rows of tiles that are computed together
 };
 
-// How the operands lie. Rows along k may begin within a sector of 32 bytes, of which each copy of a row then takes one
-// more, and mostly a line more, too.
+// How the operands lie, and C. Rows along k may begin within a sector of 32 bytes, of which each copy of a row then
+// takes one more, and mostly a line more, too.
 struct MmaAsyncCopies {
   bool is_a_vectorised, is_b_vectorised;  // copies of 16 bytes are possible
   bool splits_sectors_a, splits_sectors_b;
+  bool stores_across;  // C's neighbours lie down its columns: they are stored one by one
 };
 // How many times longer a step takes than with copies of 16 bytes: `narrow` where all are of single elements, else by
 // their share.
@@ -116,9 +117,10 @@ inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choi
   const double steps = total * part_k / 8 * narrow_factor(shape, copies, c.narrow[choice.shape]);
   const double more = most > 1 ? (most * c.busy[choice.shape] - alone) / (most - 1) : 0;  // for another block
   const double visit = shape.total == ChunkTotal::in_c ? c.visit_in_c.value : c.visit.value;
+  const double element = copies.stores_across && splits == 1 ? c.across * c.element : c.element.value;
   const auto round_us = [&](double blocks_per_cu) {
     return steps * (alone + (blocks_per_cu - 1) * more) + c.round[choice.shape] +
-           (c.element + visit * visits) * area * blocks_per_cu;
+           (element + visit * visits) * area * blocks_per_cu;
   };
   double multiply = double(rounds) * round_us(most);
   if (left > 0) {
@@ -212,7 +214,8 @@ struct MmaAsyncPlan {
   MmaAsyncChoice choice;
 };
 
-// Few columns become few rows, for which there are tiles. Otherwise C becomes row-major. Groups of rows stay rows.
+// Few columns become few rows, for which there are tiles. Otherwise C becomes row-major, whose rows are stored 16 bytes
+// at a time. Groups of rows stay rows.
 inline bool is_better_transposed(const GemmProblem& p) {
   constexpr int64_t kFew = 64;
   if (is_grouped(p)) return false;

@@ -87,9 +87,10 @@ inline double copies_us(const MmaAsyncCosts& c, const GemmTask& p, bool is_c_ali
   return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * c.stored);
 }
 
-inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
-  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, false, {}};
-  const FoldedProblem problem = oriented(given, plan.is_exchanged);
+// The plans with operands exchanged or not.
+inline void for_each_oriented_plan(const FoldedProblem& given, bool is_exchanged, const Chip& chip, PlanSearch& visit) {
+  MmaAsyncPlan plan{is_exchanged, -1, false, false, {}};
+  const FoldedProblem problem = oriented(given, is_exchanged);
   const GemmProblem& p = problem.gemm;
   GemmTask task = task_of(problem, operand_of_rows(view_a(p), problem), operand_of_rows(view_b(p), problem));
   assume_equal_groups(task, problem);
@@ -103,10 +104,14 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   }
   const MmaAsyncCopies copies{plan.is_a_vectorised, plan.is_b_vectorised,
                               splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
-                              splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
+                              splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk), is_column_major(p)};
+  const bool may_add_in_memory = problem.chunk_k >= p.k || is_exchanged == is_better_transposed(given.gemm);
   double other_us = 0;
   const auto visit_tiles = [&](const auto& costs) {
     for_each_mma_async(costs, problem, task, copies, chip, [&](const MmaAsyncChoice& choice, double us) {
+      const bool adds_in_memory =
+          choice.num_splits > 1 || mma_async_shape(p.dtype_a, choice.shape).total == ChunkTotal::in_c;
+      if (adds_in_memory && !may_add_in_memory) return;
       plan.choice = choice;
       visit(plan, us + other_us);
     });
@@ -133,9 +138,19 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
       });
     }
   }
+}
+
+// Tiles are wider than high: of 4 and 8 bytes, C^T may fill them better where C is 96 columns wide, or 128. Not where
+// sums of chunks wait in memory, in rows of what the kernel computes.
+inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
+  const bool is_exchanged = is_better_transposed(given.gemm);
+  for_each_oriented_plan(given, is_exchanged, chip, visit);
+  if (size_of(given.gemm.dtype_a) > 2 && !is_grouped(given.gemm))
+    for_each_oriented_plan(given, !is_exchanged, chip, visit);
   visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
     if (plan.unaligned_shape >= 0) return;
-    const MmaAsyncShape& shape = mma_async_shape(p.dtype_a, plan.choice.shape);
+    const FoldedProblem problem = oriented(given, plan.is_exchanged);
+    const MmaAsyncShape& shape = mma_async_shape(problem.gemm.dtype_a, plan.choice.shape);
     const int64_t tiles_m = num_tile_rows(problem, shape.block_m),
                   in_flight = int64_t(chip.num_cus) * shape.blocks_per_cu;
     plan.choice.group_m = ceil_div(tiles_m, num_square_groups(tiles_m, in_flight, shape.block_m, shape.block_n));
