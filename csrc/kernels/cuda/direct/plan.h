@@ -77,16 +77,12 @@ inline double direct_us(const DirectCosts& c, const FoldedProblem& problem, cons
   };
   const double products = double(tile.rows * tile.cols), outputs = products * (is_mma ? 2 : 1);
   const double multiply = is_mma ? c.multiply * products / 2 : c.fma * products * double(step);
-  const bool stores_lines = is_mma || (is_column_major(p) ? tile.rows : tile.cols) == 1;  // neighbouring lanes do
-  const double stores = plan.wide_c    ? c.wide_store * outputs * double(size) / 16
-                        : stores_lines ? c.store * outputs
-                                       : c.store_apart * outputs;
+  const double stores = plan.wide_c ? c.wide_store * outputs * double(size) / 16 : c.store * outputs;
   const double of_step = loads(view_a(p), plan.wide_a, tile.rows) + loads(view_b(p), plan.wide_b, tile.cols) + multiply;
   const int64_t warps = is_mma ? plan.num_units : ceil_div(plan.num_units, 32);
   const double work = 1e-3 * double(ceil_div(warps, num_cus)) * (c.tile + stores + double(steps) * of_step);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
-  const double written = m * n * (plan.wide_c || stores_lines ? 1 : c.parts.value);
-  const double memory = double(size) * batch * (m * k + k * n + written) / c.rate;
+  const double memory = double(size) * batch * (m * k + k * n + m * n) / c.rate;
   const double waiting = c.step * double(ceil_div(steps, direct_steps(tile, p.dtype_a, is_mma)));
   return c.start[plan.tile] + waiting + (work > memory ? work + c.overlap * memory : memory + c.overlap * work);
 }
