@@ -281,7 +281,9 @@ def odd_operand(rng, batch, rows, cols, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_direct_has_the_bits_of_the_other_kernels(dtype):
     """Planted bugs that this test caught: a lane's first row lies beyond the operand's last one; an element beyond the
-    end of k is loaded; the last step of k is loaded whole; tiles are numbered along the wrong dimension of C."""
+    end of k is loaded; the last step of k is loaded whole; tiles are numbered along the wrong dimension of C; sums are
+    read from shared memory before all lanes have written them, or those of another lane's tile; rows and columns behind
+    C's last ones are stored, and tiles behind the last one."""
     rng, others = random.Random(f"direct {dtype}"), ["mma_async"]
     kernels = {"direct": others, "direct_fma": ["simt_pipelined"]} if dtype == torch.float32 else {"direct": others}
     sizes = (1, 2, 3, 4, 5, 8, 13, 16, 17, 24, 33, 40, 70)
