@@ -149,6 +149,10 @@ def test_tiles_of_mma_async_are_filled_and_rows_of_c_stored_along():
         answer = torch_tiledmm.explain(m, n, k, "fp64", layout="NT", device="cuda:sm_90", batch=batch)
         chosen = next(c.config for c in answer.candidates if c.algorithm == answer.choice)
         assert ("computes" in chosen) == is_exchanged, (m, n, k, answer)
+    with matmul_precision("tf32"):  # in unaligned rows along k; tiles of 64 x 64 take as long for C^T
+        answer = torch_tiledmm.explain(200, 64, 1774, "fp32", layout="NN", device="cuda:sm_90", batch=128)
+    chosen = next(c.config for c in answer.candidates if c.algorithm == answer.choice)
+    assert answer.choice == "mma_async" and chosen["block"] == "64x64" and "computes" not in chosen, answer
 
 
 # Kernel, chip, dtype, and the sizes (m, n, k) of what it serves just so and of what it refuses.

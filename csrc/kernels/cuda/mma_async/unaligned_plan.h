@@ -141,12 +141,14 @@ inline void for_each_oriented_plan(const FoldedProblem& given, bool is_exchanged
 }
 
 // Tiles are wider than high: of 4 and 8 bytes, C^T may fill them better where C is 96 columns wide, or 128. Not where
-// sums of chunks wait in memory, in rows of what the kernel computes.
+// sums of chunks wait in memory, in rows of what the kernel computes. Of two plans that take as long, the one that
+// stores rows of C along comes first.
 inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
-  const bool is_exchanged = is_better_transposed(given.gemm);
-  for_each_oriented_plan(given, is_exchanged, chip, visit);
-  if (size_of(given.gemm.dtype_a) > 2 && !is_grouped(given.gemm))
-    for_each_oriented_plan(given, !is_exchanged, chip, visit);
+  const bool is_along = is_column_major(given.gemm), is_better = is_better_transposed(given.gemm);
+  const bool may_choose = size_of(given.gemm.dtype_a) > 2 && !is_grouped(given.gemm);
+  for (const bool is_exchanged : {is_along, !is_along}) {
+    if (may_choose || is_exchanged == is_better) for_each_oriented_plan(given, is_exchanged, chip, visit);
+  }
   visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
     if (plan.unaligned_shape >= 0) return;
     const FoldedProblem problem = oriented(given, plan.is_exchanged);
