@@ -117,7 +117,8 @@ const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
   if (!is_grouped(p) && p.num_batch_dims > 0) return "its only batch is that of groups";
   if (p.sum_offset) {
     if (p.grouping == Grouping::k) return "it keeps no sum of groups of k";
-    if (is_blended(p)) return "it keeps no sum of what is scaled, or added to a matrix";
+    if (is_blended(problem) && !p.gated_b)
+      return "it keeps no sum of what is scaled, or added to a matrix or to groups";
   }
   return refuse_sizes_of_groups(problem);
 }
