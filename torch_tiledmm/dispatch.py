@@ -170,6 +170,7 @@ _OPERATORS = frozenset(
         torch.ops.tiledmm.linear,
         torch.ops.tiledmm.linear_and_sum,
         torch.ops.tiledmm.gated_linear,
+        torch.ops.tiledmm._stacked_gated_linear,
         torch.ops.tiledmm.linear_weight_grads,
         torch.ops.tiledmm.scaled_matmul,
         torch.ops.tiledmm.scaled_grouped_matmul,

@@ -42,6 +42,13 @@ struct Autocast {
                                   algorithm, out_dtype);
   }
 
+  static Tensor stacked_gated_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                     std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const TorchOnOneThreadInChild own_thread;
+    return _stacked_gated_linear_op().call(cast(input), cast(weight), cast(bias), activation, algorithm, out_dtype);
+  }
+
   static Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                                const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
                                std::string_view algorithm) {
@@ -75,6 +82,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
   m.impl("addmm", &Autocast<at::kCPU>::addmm);
   m.impl("linear", &Autocast<at::kCPU>::linear);
   m.impl("gated_linear", &Autocast<at::kCPU>::gated_linear);
+  m.impl("_stacked_gated_linear", &Autocast<at::kCPU>::stacked_gated_linear);
   m.impl("grouped_matmul", &Autocast<at::kCPU>::grouped_matmul);
   m.impl("gated_grouped_matmul", &Autocast<at::kCPU>::gated_grouped_matmul);
 }
@@ -84,6 +92,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
   m.impl("addmm", &Autocast<at::kCUDA>::addmm);
   m.impl("linear", &Autocast<at::kCUDA>::linear);
   m.impl("gated_linear", &Autocast<at::kCUDA>::gated_linear);
+  m.impl("_stacked_gated_linear", &Autocast<at::kCUDA>::stacked_gated_linear);
   m.impl("grouped_matmul", &Autocast<at::kCUDA>::grouped_matmul);
   m.impl("gated_grouped_matmul", &Autocast<at::kCUDA>::gated_grouped_matmul);
 }

@@ -438,6 +438,65 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
   return apply_gated(computed, gate, up, gate_bias, up_bias, activation, below, apply_product);
 }
 
+// A gated layer whose weight and bias hold gate's and up's parts, one behind the other. Its gradients are those of one
+// product, not of two that would be put together.
+struct StackedGatedFunction : torch::autograd::Function<StackedGatedFunction> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                        std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const Halves weights(weight), biases(bias.value_or(Tensor()));
+    const auto [result, gate_sum, up_sum] = gated_linear_and_sums_op().call(
+        input, weights.gate, weights.up, optional(biases.gate), optional(biases.up), activation, algorithm, out_dtype);
+    const Tensor own_bias = bias.value_or(Tensor());
+    context->saved_data["activation"] = std::string(activation);
+    context->saved_data["option"] = ProductOption(input, weight, own_bias, algorithm, out_dtype).text();
+    context->save_for_backward({input, weight, own_bias, gate_sum, up_sum});
+    return result;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const TorchOnOneThreadInChild own_thread;
+    const variable_list saved = context->get_saved_variables();
+    const std::string activation = context->saved_data["activation"].toStringRef();
+    const std::string option = context->saved_data["option"].toStringRef();
+    const Tensor &input = saved[0], &weight = saved[1], &bias = saved[2];
+    Halves sums(saved[3], saved[4]);
+    if (at::GradMode::is_enabled()) {  // to be differentiated, they are computed again
+      const ProductOption own(option);
+      sums = Halves(linear_op().call(input, weight, optional(bias), "none", own.algorithm, own.result), -1);
+    }
+    const auto [gate_grad, up_grad] = gated_backward_op().call(grads[0], sums.gate, sums.up, activation);
+    Needs needs{};
+    for (size_t i = 0; i < 3; ++i) needs[i] = (i < 2 || bias.defined()) && context->needs_input_grad(i);
+    variable_list result =
+        LinearFormula<false>::backward(at::cat({gate_grad, up_grad}, -1), {input, weight, {}, {}}, needs, option);
+    result.resize(6);
+    return result;
+  }
+
+  struct Halves {
+    Tensor gate, up;
+    Halves(const Tensor& gate, const Tensor& up) : gate(gate), up(up) {}
+    explicit Halves(const Tensor& both, int64_t dim = 0) {
+      if (!both.defined()) return;
+      const std::vector<Tensor> parts = both.chunk(2, dim);
+      gate = parts[0], up = parts[1];
+    }
+  };
+};
+
+Tensor stacked_gated_linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                            std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
+  const Wanted wanted(input, weight, bias);
+  if (wanted.grad && !needs_node(wanted) && are_plain({input, weight}) && is_plain_or_none(bias))
+    return StackedGatedFunction::apply(input, weight, bias, activation, algorithm, out_dtype);
+  const StackedGatedFunction::Halves weights(weight), biases(bias.value_or(Tensor()));
+  return gated_linear_op().call(input, weights.gate, weights.up, optional(biases.gate), optional(biases.up), activation,
+                                algorithm, out_dtype);
+}
+
 // As linear_autograd, but for relu, too.
 Tensor grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, const OptionalTensor& offs,
                                const OptionalTensor& bias, OptionalDtype out_dtype, std::string_view activation,
@@ -586,6 +645,8 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("gated_linear_and_sums", torch::autograd::autogradNotImplementedFallback());
   m.impl("gated_grouped_matmul_and_sums", torch::autograd::autogradNotImplementedFallback());
 }
+
+TORCH_LIBRARY_IMPL(tiledmm, CompositeImplicitAutograd, m) { m.impl("_stacked_gated_linear", &stacked_gated_linear); }
 
 TORCH_LIBRARY_IMPL(tiledmm, ADInplaceOrView, m) { m.impl("matmul_out", &matmul_out_counted); }
 

@@ -41,6 +41,11 @@ TORCH_LIBRARY(tiledmm, m) {
       "gated_linear_and_sums(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias=None, Tensor? up_bias=None, *, "
       "str activation=\"silu\", str algorithm=\"auto\", ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
       tags);
+  // The same of one weight and one bias that hold both, gate's part first, for what has one gradient, too.
+  m.def(
+      "_stacked_gated_linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"silu\", "
+      "str algorithm=\"auto\", ScalarType? out_dtype=None) -> Tensor",
+      tags);
   // What is left of that for each element, activation(gate) * up, and its gradients, in one pass.
   m.def("gated(Tensor gate, Tensor up, *, str activation, ScalarType? out_dtype=None) -> Tensor", tags);
   m.def("gated_backward(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)", tags);

@@ -36,6 +36,9 @@ using GatedBackwardOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& gra
 using GatedLinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
                                  const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
                                  std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype);
+using StackedGatedLinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
+                                        const std::optional<at::Tensor>& bias, std::string_view activation,
+                                        std::string_view algorithm, OptionalDtype out_dtype);
 using GatedLinearAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
     const std::optional<at::Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
@@ -85,6 +88,7 @@ TILEDMM_OPERATOR(activate_backward, ActivateBackwardOp)
 TILEDMM_OPERATOR(gated, GatedOp)
 TILEDMM_OPERATOR(gated_backward, GatedBackwardOp)
 TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
+TILEDMM_OPERATOR(_stacked_gated_linear, StackedGatedLinearOp)
 TILEDMM_OPERATOR(gated_linear_and_sums, GatedLinearAndSumsOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(grouped_matmul_and_sum, GroupedMatmulAndSumOp)
