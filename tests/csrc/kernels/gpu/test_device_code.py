@@ -23,24 +23,27 @@ ROOT = Path(__file__).parents[4]
 
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
 # instructions others assemble: 05, elementwise and mma_async/unaligned. What is compiled for sm_90a, too, has the same
-# source and would show nothing else in PTX: it is left to a request.
+# source and would show nothing else: it is left to a request.
 UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned", "direct/mma")
 PTX_FOR_SM_80 = ("06_mma_cached", "07_mma_double_buffered")
 NOT_FOR_SM_80 = (
     *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled", "08_mma_output_cached"),
-    *("simt_pipelined", "mma_async/instances", "skinny/kernel", "direct/fma", "quantize"),
+    *("simt_pipelined", "mma_async/instances", "mma_async/launch", "skinny/kernel", "direct/fma"),
+    *("quantize", "softmax", "reduce", "running_sums", "device"),
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: instances of their own, and parts
 # of others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08. Instances:
-# the tables kWgmmaInstances, kFp8Instances, kFp8GroupedInstances, kFp8BInstances, kSimtInstances, kMmaAsyncInstances.
+# the tables kWgmmaInstances, kGroupedInstances, kFp8Instances, kFp8GroupedInstances, kFp8BInstances, kSimtInstances,
+# kMmaAsyncInstances.
 LIKE_OTHERS = (
     *("06_mma_cached", "07_mma_double_buffered"),
     *(f"wgmma/instances_sm90a.{i}" for i in range(18) if i not in (2, 4, 8, 14, 16)),
+    *(f"wgmma/grouped_instances_sm90a.{i}" for i in (1, 3)),
     *(f"wgmma/fp8_instances_sm90a.{i}" for i in (1, 5, 7, 8, 9, 10, 11)),  # other dtypes of operands and of C
     *(f"wgmma/fp8_grouped_instances_sm90a.{i}" for i in range(3, 10)),
     *(f"wgmma/fp8_b_instances_sm90a.{i}" for i in (1, 3, 5, 7)),
     *(f"simt_pipelined/instances.{i}" for i in (1, 2)),  # the last one has kernels for groups
-    *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5)),
+    *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5, 8)),
 )
 WGMMA = "launch_kernel_of<ConfigOf<T, C, TILE, {}, {}, CLUSTERS>, SHARES>(task)"
 # For sm_90a: file, text, what takes its place.
@@ -52,7 +55,7 @@ EDITS_FOR_HOPPER = [
         "",
     ),
     ("kernels/cuda/direct/mma.cu", "    case DType::f16:\n      return launch<Half>(problem, plan, executor);\n", ""),
-    # Tiles that lie between others of their instance.
+    # Tiles that lie between others of their instance; those of wgmma's wide results, too.
     (
         "kernels/cuda/simt_pipelined/few_rows.h",
         "    if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});\n",
@@ -60,6 +63,12 @@ EDITS_FOR_HOPPER = [
     ),
     ("kernels/cuda/wgmma/task.h", "{DType::bf16, 0, 2}", "{DType::bf16, 0, 1}"),
     ("kernels/cuda/wgmma/task.h", "hold_all(kWgmmaInstances, DType::bf16, kNumTileShapes)", "true"),
+    (
+        "kernels/cuda/wgmma/plan.h",
+        "shape.block_n <= 128 && shape.block_n != 96",
+        "shape.block_n == 128 || shape.block_n == 32",
+    ),
+    ("kernels/cuda/wgmma/plan.h", "shape.block_m == 128 && shape.block_n % 64 == 0", "shape.block_n % 128 == 0"),
     (
         "kernels/cuda/wgmma_split/few_rows_sm90a.cu",
         ": width == 16 ? launch_sources<16>(task)\n         : width == 32 ? launch_sources<32>(task)\n",
@@ -144,7 +153,9 @@ INSTRUCTIONS["gfx1201"] = INSTRUCTIONS["gfx1100"]
 # What CI leaves out. Rungs between 04 and 08 have gfx1100's instructions in common with gfx942. Chips of a generation
 # have each other's: the others are compiled as far as it shows that they have what 08 multiplies by
 # (test_other_chips_have_the_instructions), and AMD's own kernels, compiled for them, are executed in tests/amd.
-LEFT_OUT = {"gfx942": (), "gfx1100": ("06", "07")}
+# What is no rung is asked for no number: for gfx1100 it goes through the front end alone.
+NO_RUNGS = [source for source in RUNGS if name_of(source)[:2] not in OCCUPANCY]
+LEFT_OUT = {"gfx942": (), "gfx1100": ("06", "07", *(name_of(source)[:2] for source in NO_RUNGS))}
 OTHERS = tuple(arch for arch in gpu_objects.HIP_ARCHS if arch not in LEFT_OUT)
 AMD = [
     (source, arch)
@@ -204,23 +215,38 @@ def test_amd(source, arch, amd_object):
     assert not unsafe_barriers(text)
 
 
+def front_end(arch: str, csrc: Path, name: str | Path) -> str:
+    """A source of csrc as the compiler begins to optimise it, without an error or a warning."""
+    command = [*gpu_objects.hip_command(compilers.find_clang(), [arch], standalone=True, werror=True), "-O0"]
+    command += ["--cuda-device-only", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-"]
+    done = subprocess.run([*command, f"-I{csrc}", csrc / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("source", [] if IS_WHOLE else NO_RUNGS, ids=name_of)
+def test_the_front_end_takes_what_is_no_rung_for_rdna(source):
+    code = front_end("gfx1100", gpu_objects.CSRC, source.path.relative_to(gpu_objects.CSRC))
+    assert ("amdgpu_kernel" in code) == (source.path.stem != "device")
+
+
 @pytest.mark.parametrize("arch", OTHERS)
 def test_other_chips_have_the_instructions(arch, csrc_of_devices):
     """The compiler's front end refuses what a chip lacks, before it optimises."""
-    command = [*gpu_objects.hip_command(compilers.find_clang(), [arch], standalone=True, werror=True), "-O0"]
-    command += ["--cuda-device-only", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-"]
-    command += [f"-I{csrc_of_devices}", csrc_of_devices / "kernels/gpu/08_mma_output_cached.cu"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(set(re.findall(r"@llvm\.amdgcn\.(?:mfma|wmma)[\w.]+", done.stdout))) >= (
-        2 if arch.startswith("gfx1") else 4
-    )
+    code = front_end(arch, csrc_of_devices, "kernels/gpu/08_mma_output_cached.cu")
+    instructions = set(re.findall(r"@llvm\.amdgcn\.(?:mfma|wmma)[\w.]+", code))
+    assert len(instructions) >= (2 if arch.startswith("gfx1") else 4)
 
 
 NVIDIA = [(arch, source) for source in gpu_objects.cuda_sources() + RUNGS for arch in ("9.0a", "8.0")]
 NVIDIA = [("9.0a", source) for source in gpu_objects.hopper_sources()] + NVIDIA
 NVIDIA = [(arch, source) for arch, source in NVIDIA if IS_WHOLE or arch == "8.0" or name_of(source) not in LIKE_OTHERS]
 NVIDIA = [one for one in NVIDIA if IS_WHOLE or one[0] != "8.0" or not name_of(one[1]).startswith(NOT_FOR_SM_80)]
+# Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these. Those of a file's
+# instances differ in numbers alone: one of them is compiled.
+HAS_HOST_PART = gpu_objects.hopper_sources()
+if not IS_WHOLE:
+    HAS_HOST_PART = {one.path: one for _, one in reversed(NVIDIA) if one in HAS_HOST_PART}.values()
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +272,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         pytest.skip("there is no nvcc")
     csrc = csrc_of_devices if arch == "8.0" else csrc_for_hopper
     command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v"]
-    # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
-    has_host_part = source.path.stem == "device" or source in gpu_objects.hopper_sources()
+    has_host_part = source.path.stem == "device" or source in HAS_HOST_PART
     ends_with_ptx = not IS_WHOLE and arch == "8.0" and name_of(source) in PTX_FOR_SM_80
     command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-fatbin"]
     is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in UNOPTIMISED_FOR_SM_80
