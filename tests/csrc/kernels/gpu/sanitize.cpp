@@ -157,6 +157,9 @@ std::string last_plan(const Rung& rung, const GemmProblem& problem) {
 bool has_faults = false;
 int64_t num_failed_allocations = 0, num_failed_launches = 0;
 
+// Of rows or columns, now and then of more than one of the largest tiles, seldom of both.
+int64_t random_size() { return random_int(1, has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70); }
+
 // run(faults, reason) starts anew and returns the status; is_right(): whether its result is.
 template <class Run, class IsRight>
 bool survives_faults(const char* algorithm, const Run& run, const IsRight& is_right) {
@@ -198,8 +201,7 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   const bool is_in_chunks = asked.is_in_short_chunks;
   int64_t m, n, k, batch = 1;
   do {
-    const int64_t limit = has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70;
-    m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90);
+    m = random_size(), n = random_size(), k = random_int(0, 90);
     batch = random_int(0, sums_chunks ? 1 : 3) == 0 ? 2 : 1;
     if (!sums_chunks) continue;
     const int64_t kind = random_int(0, has_faults ? 3 : 7);
@@ -354,8 +356,7 @@ struct FactorsOf {
 template <class T>
 bool run_case_of_8_bits(const Algorithm& asked, bool is_empty) {
   const std::string name = asked.rung->name;
-  const int64_t limit = has_faults ? 30 : random_int(0, 3) == 0 ? 270 : 70;
-  const int64_t m = random_int(1, limit), n = random_int(1, limit), k = is_empty ? 0 : random_int(1, 400);
+  const int64_t m = random_size(), n = random_size(), k = is_empty ? 0 : random_int(1, 400);
   const bool is_grouped = random_int(0, 2) == 0, has_bias = random_int(0, 1);
   const int64_t groups = is_grouped ? random_int(1, 4) : 1;
   const std::unique_ptr<int32_t[]> ends(new int32_t[size_t(groups)]);
