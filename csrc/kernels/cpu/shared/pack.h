@@ -19,6 +19,10 @@ constexpr int kPackWords = 8;   // along k, of neighbours in memory that are pac
 template <int BYTES>
 TILEDMM_INLINE Reg<uint32_t, BYTES> load_widened(const void* from) {
   const auto bits = load_as<Reg<uint16_t, BYTES / 2>>(static_cast<const uint16_t*>(from));
+#if TILEDMM_VECTOR_BYTES == 64
+  // GCC 12 would widen one half after the other.
+  if constexpr (BYTES == 64) return (Reg<uint32_t, BYTES>)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits);
+#endif
   return __builtin_convertvector(bits, Reg<uint32_t, BYTES>);
 }
 
