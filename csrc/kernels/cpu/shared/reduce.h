@@ -16,10 +16,11 @@ namespace tiledmm::cpu {
 namespace {
 
 constexpr int64_t kChains = 32, kSumChunk = 1024;
-constexpr int64_t kSumAtOnce = 8;
 constexpr int64_t kSumTask = 1 << 14;  // elements: enough to repay another thread
+constexpr int64_t kSumsAtOnce = 512;   // are stored at a time
+constexpr int kStripRegs = 4;
 template <class A>
-constexpr int64_t kSumColumns = 512 / sizeof(A);  // are added up side by side: their chains fit into a core's cache
+constexpr int64_t kStrip = kStripRegs * Simd<A>::kLanes;  // columns
 
 // x[o], o < outer * inner, of k elements each.
 template <class T>
@@ -38,7 +39,12 @@ TILEDMM_INLINE Reg<A> load_terms(const T* from) {
   if constexpr (std::is_same_v<A, Acc<T>>) {
     return load_converted<TILEDMM_VECTOR_BYTES>(from);
   } else if constexpr (TILEDMM_VECTOR_BYTES == 64 || (TILEDMM_VECTOR_BYTES == 32 && !std::is_same_v<T, Half>)) {
-    return __builtin_convertvector(load_converted<TILEDMM_VECTOR_BYTES / 2>(from), Reg<A>);
+    const auto narrow = load_converted<TILEDMM_VECTOR_BYTES / 2>(from);
+#if TILEDMM_VECTOR_BYTES == 64
+    return _mm512_maskz_cvtps_pd(0xff, narrow);  // GCC 12 would widen one half after the other
+#else
+    return __builtin_convertvector(narrow, Reg<A>);
+#endif
   } else {
     Reg<A> v{};
     for (int l = 0; l < Simd<A>::kLanes; ++l) v[l] = to_acc(from[l]);
@@ -121,42 +127,129 @@ TILEDMM_INLINE A sum_of_row(const T* x, int64_t stride, int64_t n, A mean) {
   return add_lanes<A, kLanes>(sums[0], std::make_integer_sequence<int, kLanes>{});
 }
 
+// Neighbouring columns that are added up side by side: REGS vectors of them, the last of which begins early where their
+// number is none of whole vectors; or, IS_PART, fewer than one vector.
+template <class A, int REGS, bool IS_PART>
+struct Strip {
+  static constexpr int kRegs = REGS;
+  int64_t count;
+
+  int64_t begin(int r) const { return IS_PART || r + 1 < REGS ? r * Simd<A>::kLanes : count - Simd<A>::kLanes; }
+  // Of the row that begins at `row`: vector r.
+  template <class T>
+  TILEDMM_INLINE Reg<A> load(const T* row, int r) const {
+    if constexpr (IS_PART) return load_some_terms<A>(row, count);
+    return load_terms<A>(row + begin(r));
+  }
+  TILEDMM_INLINE void store(A* row, int r, Reg<A> v) const {
+    store_converted(row + begin(r), v, IS_PART ? count : Simd<A>::kLanes);
+  }
+};
+
+// visit(strip) of `count` columns, at most kStrip<A>.
+template <class A, class Visit>
+TILEDMM_INLINE void visit_strip(int64_t count, const Visit& visit) {
+  static_assert(kStripRegs == 4);
+  if (count < Simd<A>::kLanes) return visit(Strip<A, 1, true>{count});
+  switch (ceil_div(count, Simd<A>::kLanes)) {
+    case 1:
+      return visit(Strip<A, 1, false>{count});
+    case 2:
+      return visit(Strip<A, 2, false>{count});
+    case 3:
+      return visit(Strip<A, 3, false>{count});
+    default:
+      return visit(Strip<A, 4, false>{count});
+  }
+}
+
+// The sum of the chains c, c + STEP, c + 2 * STEP, ... of n elements, c < n, for each vector r: load(i, r). Some chains
+// at a time, so that an addition need not wait for the one before.
+template <int STEP, int REGS, class R, class Load>
+TILEDMM_INLINE void add_chains(int64_t c, int64_t n, const Load& load, R (&sums)[REGS]) {
+  constexpr int kAtOnce = REGS < 3 ? 4 : 2;
+  if constexpr (STEP * kAtOnce < kChains) {
+    add_chains<2 * STEP>(c, n, load, sums);
+    if (c + STEP >= n) return;
+    R others[REGS];
+    add_chains<2 * STEP>(c + STEP, n, load, others);
+    for (int r = 0; r < REGS; ++r) sums[r] += others[r];
+  } else {
+    R own[kAtOnce][REGS] = {};
+    const auto add = [&](int64_t i, int chain) {
+      for (int r = 0; r < REGS; ++r) own[chain][r] += load(i + chain * STEP, r);
+    };
+    int64_t i = c;
+    for (; i + (kAtOnce - 1) * STEP < n; i += kChains) {
+      for (int chain = 0; chain < kAtOnce; ++chain) add(i, chain);
+    }
+    for (int chain = 0; chain + 1 < kAtOnce; ++chain) {
+      if (i + chain * STEP < n) add(i, chain);
+    }
+    for (int half = kAtOnce / 2; half > 0; half /= 2) {
+      for (int chain = 0; chain < half; ++chain) {
+        for (int r = 0; r < REGS; ++r) own[chain][r] += own[chain + half][r];
+      }
+    }
+    for (int r = 0; r < REGS; ++r) sums[r] = own[0][r];
+  }
+}
+// Of all chains. A quarter of them at a time is in registers.
+template <int REGS, class R, class Load>
+TILEDMM_INLINE void add_chunk(int64_t n, const Load& load, R (&sums)[REGS]) {
+  R quarters[4][REGS] = {};
+  const int64_t used = min_of(n, 4);
+#pragma GCC unroll 1
+  for (int64_t c = 0; c < used; ++c) add_chains<4>(c, n, load, quarters[c]);
+  for (int r = 0; r < REGS; ++r) {
+    sums[r] = (quarters[0][r] + quarters[2][r]) + (quarters[1][r] + quarters[3][r]);
+  }
+}
+
+// The sums of n elements each of `count` columns, at most kStrip<A>.
+template <Term TERM, class A, class T>
+void sum_strip(const T* x, int64_t stride, int64_t n, int64_t count, const A* means, A* sums) {
+  visit_strip<A>(count, [&](auto strip) {
+    constexpr int kRegs = decltype(strip)::kRegs;
+    Reg<A> own_means[kRegs] = {}, own[kRegs];
+    for (int r = 0; TERM == Term::spread && r < kRegs; ++r) own_means[r] = strip.load(means, r);
+    add_chunk(n, [&](int64_t i, int r) { return term_of<TERM>(strip.load(x + i * stride, r), own_means[r]); }, own);
+    for (int r = 0; r < kRegs; ++r) strip.store(sums, r, own[r]);
+  });
+}
+
+// The same of few columns, fewer than kStrip<A>, without gaps between rows: what lies side by side is added at once.
+template <Term TERM, class A, class T>
+void sum_narrow_columns(const T* x, int64_t n, int64_t count, const A* means, A* sums) {
+  constexpr int64_t kLanes = Simd<A>::kLanes;
+  A chains[kChains * kStrip<A>], own_means[kChains * kStrip<A>];
+  const int64_t size = kChains * count;
+  for (int64_t i = 0; i < size; i += kLanes) store(chains + i, Reg<A>{});
+  for (int64_t i = 0; TERM == Term::spread && i < size; ++i) own_means[i] = means[i % count];
+  for (int64_t i = 0; i < n * count; i += size) {
+    const int64_t own = min_of(size, n * count - i);
+    for (int64_t j = 0; j < own; j += kLanes) {
+      const int64_t some = min_of(kLanes, own - j);
+      const Reg<A> x_j = some == kLanes ? load_terms<A>(x + i + j) : load_some_terms<A>(x + i + j, some);
+      const Reg<A> terms = term_of<TERM>(x_j, TERM == Term::spread ? load(own_means + j) : Reg<A>{});
+      store(chains + j, load(chains + j) + (TERM == Term::spread ? first_lanes<A>(terms, some) : terms));
+    }
+  }
+  for (int64_t half = size / 2; half >= count; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) chains[i] += chains[i + half];
+  }
+  for (int64_t i = 0; i < count; ++i) sums[i] = chains[i];
+}
+
 // The sums of n elements each of `count` columns, which are neighbours.
 template <Term TERM, class A, class T>
 void sum_columns(const T* x, int64_t stride, int64_t n, int64_t count, const A* means, A* sums) {
-  constexpr int64_t kLanes = Simd<A>::kLanes, kRegs = kSumColumns<A> / kLanes;
-  const int64_t whole = count / kLanes, rest = count % kLanes, regs = whole + (rest > 0);
-  Reg<A> chains[kChains * kRegs], own_means[kRegs] = {};
-  if constexpr (TERM == Term::spread) {
-    for (int64_t r = 0; r < whole; ++r) own_means[r] = load(means + r * kLanes);
-    if (rest > 0) own_means[whole] = load_some_terms<A>(means + whole * kLanes, rest);
+  if (count < kStrip<A> && stride == count && n >= 2 * kChains) {
+    return sum_narrow_columns<TERM, A>(x, n, count, means, sums);
   }
-  int64_t used = 1;  // chains: the others have no elements
-  while (used < min_of(n, kChains)) used *= 2;
-  for (int64_t i = 0; i < used * regs; ++i) chains[i] = Reg<A>{};
-  // A chain takes several of its elements at a time.
-  for (int64_t first = 0; first < n; first += kSumAtOnce * kChains) {
-    for (int64_t c = 0; c < min_of(kChains, n - first); ++c) {
-      const T* const from = x + (first + c) * stride;
-      Reg<A>* const own = chains + c * regs;
-      const auto add = [&](auto count) {
-        const auto add_one = [&](int64_t r, const auto& load_at) {
-          Reg<A> sum = own[r];
-          for (int64_t j = 0; j < count; ++j) sum += term_of<TERM>(load_at(from + j * kChains * stride), own_means[r]);
-          own[r] = sum;
-        };
-        for (int64_t r = 0; r < whole; ++r) add_one(r, [&](const T* at) { return load_terms<A>(at + r * kLanes); });
-        if (rest > 0) add_one(whole, [&](const T* at) { return load_some_terms<A>(at + whole * kLanes, rest); });
-      };
-      const int64_t left = ceil_div(n - first - c, kChains);
-      left >= kSumAtOnce ? add(std::integral_constant<int64_t, kSumAtOnce>()) : add(left);
-    }
+  for (int64_t j = 0; j < count; j += kStrip<A>) {
+    sum_strip<TERM, A>(x + j, stride, n, min_of(kStrip<A>, count - j), means + j, sums + j);
   }
-  for (int64_t half = used / 2 * regs; half >= regs; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) chains[i] += chains[i + half];
-  }
-  for (int64_t r = 0; r < whole; ++r) store(sums + r * kLanes, chains[r]);
-  for (int64_t i = 0; i < rest; ++i) sums[whole * kLanes + i] = chains[whole][i];
 }
 
 // keep(o, sums, count) of rows o, o + 1, ...; means: what is taken away where TERM is spread. False where there is no
@@ -169,40 +262,42 @@ bool add_up(const Rows<T>& rows, const A* means, const Executor& executor, const
     parts = static_cast<A*>(executor.allocate(executor.self, size_t(num_chunks * count) * sizeof(A)));
     if (!parts) return false;
   }
-  // An item is a chunk of a long row, some whole short rows, or a chunk of some columns: of rows that lie beside each
-  // other, all of one outer row.
+  // A line: rows that lie beside each other, all of one outer row; else a row. An item: a chunk of some lines, or of
+  // some columns of one.
   const bool are_columns = rows.stride_inner == 1 && rows.stride_k != 1 && rows.inner > 1;
-  const int64_t most = min_of(max_of(rows.k, int64_t(1)), kSumChunk), per_line = are_columns ? rows.inner : count;
-  const int64_t rows_at_once = num_chunks > 1 ? 1 : min_of(ceil_div(kSumTask, most), kSumColumns<A>);
-  const int64_t width = min_of(are_columns ? kSumColumns<A> : rows_at_once, per_line);
-  const int64_t blocks_per_line = ceil_div(per_line, width), num_blocks = count / per_line * blocks_per_line;
+  const int64_t most = min_of(max_of(rows.k, int64_t(1)), kSumChunk), per_line = are_columns ? rows.inner : 1;
+  const int64_t width = min_of(per_line, min_of(round_up(ceil_div(kSumTask, most), kStrip<A>), kSumsAtOnce));
+  const bool are_long = num_chunks > 1 && !are_columns, are_parts = width < per_line;
+  const int64_t lines = are_long || are_parts ? 1 : min_of(ceil_div(kSumTask, most * width), kSumsAtOnce / width);
+  const int64_t num_lines = count / per_line, parts_of_line = ceil_div(per_line, width);
+  const int64_t num_blocks = ceil_div(num_lines, lines) * parts_of_line, num_items = num_blocks * num_chunks;
   const auto add_up_item = [&](int64_t item) {
     const int64_t chunk = are_columns ? item / num_blocks : item % num_chunks;
     const int64_t block = are_columns ? item % num_blocks : item / num_chunks;
     const int64_t n = min_of(kSumChunk, rows.k - chunk * kSumChunk), first = chunk * kSumChunk * rows.stride_k;
-    const int64_t begin = block % blocks_per_line * width, o = block / blocks_per_line * per_line + begin;
-    const int64_t own = min_of(width, per_line - begin);
+    const int64_t line = block / parts_of_line * lines, begin = block % parts_of_line * width;
+    const int64_t own_lines = min_of(lines, num_lines - line), own = min_of(width, per_line - begin);
+    const int64_t o = line * per_line + begin, num_sums = own_lines * own;
     const A* const own_means = means ? means + o : nullptr;
-    A sums[kSumColumns<A>];
-    if (are_columns) {
-      sum_columns<TERM, A>(rows.row(o) + first, rows.stride_k, n, own, own_means, sums);
-    } else {
-      for (int64_t i = 0; i < own; ++i) {
-        const A mean = TERM == Term::spread ? own_means[i] : A();
-        sums[i] = sum_of_row<TERM, A>(rows.row(o + i) + first, rows.stride_k, n, mean);
+    A sums[kSumsAtOnce];
+    for (int64_t i = 0; i < num_sums; i += own) {
+      const T* const x = rows.row(o + i) + first;
+      if (are_columns) {
+        sum_columns<TERM, A>(x, rows.stride_k, n, own, own_means + i, sums + i);
+      } else {
+        sums[i] = sum_of_row<TERM, A>(x, rows.stride_k, n, TERM == Term::spread ? own_means[i] : A());
       }
     }
-    if (!parts) return keep(o, sums, own);
-    for (int64_t i = 0; i < own; ++i) parts[(o + i) * num_chunks + chunk] = sums[i];
+    if (!parts) return keep(o, sums, num_sums);
+    __builtin_memcpy(parts + chunk * count + o, sums, size_t(num_sums) * sizeof(A));
   };
-  const int64_t num_items = num_blocks * num_chunks, per_task = ceil_div(kSumTask, most * width);
-  const int64_t num_tasks = ceil_div(num_items, per_task);
+  const int64_t per_task = ceil_div(kSumTask, most * width * lines), num_tasks = ceil_div(num_items, per_task);
   const int64_t workers = count * rows.k < 2 * kSumTask ? 1 : min_of(int64_t(executor.num_threads), num_tasks);
   for_each_task(executor, workers, num_tasks, [&](int64_t, int64_t task) {
     for (int64_t i = task * per_task; i < min_of(num_items, (task + 1) * per_task); ++i) add_up_item(i);
   });
   if (!parts) return true;
-  const Rows<A> rows_of_parts{parts, 1, count, num_chunks, 0, num_chunks, 1};
+  const Rows<A> rows_of_parts{parts, 1, count, num_chunks, 0, 1, count};
   const bool has_memory = add_up<Term::value, A>(rows_of_parts, means, executor, keep);
   executor.release(executor.self, parts);
   return has_memory;
