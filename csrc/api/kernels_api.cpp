@@ -273,6 +273,11 @@ Status tiledmm_reduce_gpu(const ReduceProblem* problem, const Executor* executor
   return run_reduce_on_gpu(*problem, *executor, reason, capacity);
 }
 
+Status tiledmm_softmax_cpu(const ColumnSoftmaxProblem* problem, const Executor* executor, char* reason,
+                           size_t capacity) {
+  return run_softmax_on_cpu(*problem, *executor, reason, capacity);
+}
+
 Status tiledmm_softmax_gpu(const SoftmaxProblem* problem, const Executor* executor, char* reason, size_t capacity) {
   return run_softmax_on_gpu(*problem, *executor, reason, capacity);
 }

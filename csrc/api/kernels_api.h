@@ -50,7 +50,9 @@ TILEDMM_API tiledmm::Status tiledmm_reduce_cpu(const tiledmm::ReduceProblem* pro
 TILEDMM_API tiledmm::Status tiledmm_reduce_gpu(const tiledmm::ReduceProblem* problem, const tiledmm::Executor* executor,
                                                char* reason, size_t capacity);
 
-// Weights of attention on GPU executor->device_idx, asynchronously on executor->stream.
+// Softmax of columns on the CPU; weights of attention on GPU executor->device_idx, asynchronously on executor->stream.
+TILEDMM_API tiledmm::Status tiledmm_softmax_cpu(const tiledmm::ColumnSoftmaxProblem* problem,
+                                                const tiledmm::Executor* executor, char* reason, size_t capacity);
 TILEDMM_API tiledmm::Status tiledmm_softmax_gpu(const tiledmm::SoftmaxProblem* problem,
                                                 const tiledmm::Executor* executor, char* reason, size_t capacity);
 

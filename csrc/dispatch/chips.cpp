@@ -215,6 +215,10 @@ void compute_elementwise(const ElementwiseProblem& problem, const Executor& exec
 Status compute_sums(const ReduceProblem& problem, const Executor& executor) {
   return cpu::compute_sums(isa_of_vectors(), problem, executor);
 }
+
+Status compute_softmax(const ColumnSoftmaxProblem& problem, const Executor& executor) {
+  return cpu::compute_softmax(isa_of_vectors(), problem, executor);
+}
 #endif
 
 }  // namespace tiledmm

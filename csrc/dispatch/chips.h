@@ -8,6 +8,7 @@
 #include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/reduce.h"
+#include "core/softmax.h"
 
 namespace tiledmm {
 
@@ -34,8 +35,10 @@ int32_t num_cores();
 // has it is not compiled.
 double measure_fma_peak(DType dtype, const Executor& executor);
 
-// A function of each element, and sums that are not running, by this machine's best instruction set.
+// A function of each element, sums that are not running, and softmax of columns, by this machine's best instruction
+// set.
 void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor);
 Status compute_sums(const ReduceProblem& problem, const Executor& executor);
+Status compute_softmax(const ColumnSoftmaxProblem& problem, const Executor& executor);
 
 }  // namespace tiledmm

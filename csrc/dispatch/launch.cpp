@@ -134,6 +134,14 @@ Status run_reduce_on_cpu(const ReduceProblem& problem, const Executor& executor,
   return status;
 }
 
+Status run_softmax_on_cpu(const ColumnSoftmaxProblem& problem, const Executor& executor, char* reason,
+                          size_t capacity) {
+  if (problem.outer * problem.inner * problem.k == 0) return Status::ok;
+  const Status status = compute_softmax(problem, executor);
+  if (status == Status::out_of_memory) std::snprintf(reason, capacity, "no memory for the workspace of softmax");
+  return status;
+}
+
 Status run_quantize_on_cpu(const QuantizeProblem& problem, const Executor& executor) {
   if (problem.m > 0) cpu::quantize(problem, executor);
   return Status::ok;

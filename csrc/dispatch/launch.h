@@ -24,7 +24,8 @@ Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor execut
 Status run_reduce_on_cpu(const ReduceProblem& problem, const Executor& executor, char* reason, size_t capacity);
 Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity);
 
-// Weights of attention, on GPU executor.device_idx; failures as above.
+// Softmax of columns on the CPU; weights of attention on GPU executor.device_idx; failures as above.
+Status run_softmax_on_cpu(const ColumnSoftmaxProblem& problem, const Executor& executor, char* reason, size_t capacity);
 Status run_softmax_on_gpu(const SoftmaxProblem& problem, Executor executor, char* reason, size_t capacity);
 
 // Elements of 8 bits with scales, on the CPU or on GPU executor.device_idx; failures as above.

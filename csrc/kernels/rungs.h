@@ -6,6 +6,7 @@
 #include "core/quantize.h"
 #include "core/reduce.h"
 #include "core/rung.h"
+#include "core/softmax.h"
 
 namespace tiledmm {
 #define TILEDMM_RUNG(NAMESPACE, NAME) \
@@ -22,6 +23,8 @@ TILEDMM_IF_LINKED double measure_fma_peak(Isa isa, DType dtype, const Executor& 
 TILEDMM_IF_LINKED void compute_elementwise(Isa isa, const ElementwiseProblem& problem, const Executor& executor);
 // Sums along a dimension, that are not running.
 TILEDMM_IF_LINKED Status compute_sums(Isa isa, const ReduceProblem& problem, const Executor& executor);
+// Softmax of columns, and its gradient.
+TILEDMM_IF_LINKED Status compute_softmax(Isa isa, const ColumnSoftmaxProblem& problem, const Executor& executor);
 // Elements of 8 bits with scales, on every machine.
 TILEDMM_IF_LINKED void quantize(const QuantizeProblem& problem, const Executor& executor);
 }  // namespace cpu

@@ -96,9 +96,6 @@ torch::CppFunction boxed(Override& own) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(own));
 }
 
-// Sums along one dimension, which stays, in a fixed order.
-at::Tensor sum_along(const at::Tensor& x, int64_t dim);
-
 // What stands for an operator while the mode is on.
 Override& find(c10::DispatchKey key, const char* name);
 

@@ -16,6 +16,7 @@
 #include "torch/cpu_executor.h"
 #include "torch/mode.h"
 #include "torch/overlap.h"
+#include "torch/product.h"
 #include "torch/shapes.h"
 
 namespace tiledmm::mode {
@@ -186,20 +187,19 @@ struct Elementwise : c10::OperatorKernel {
 
 // ---- Softmax and its logarithm.
 // Along another dimension than the last torch computes whole vectors of columns by one code and the rest of a thread's
-// columns by another. These are functions of each element that do not vary, and sums in a fixed order.
-Tensor along_columns(const Tensor& x, int64_t dim, bool is_log) {
-  const Tensor wide = x.to(x.element_size() == 2 ? at::kFloat : x.scalar_type()).contiguous();
-  const Tensor shifted = wide.sub(wide.amax(dim, true));
-  if (is_log) return shifted.sub_(sum_along(shifted.exp(), dim).log_()).to(x.scalar_type());
-  const Tensor result = shifted.exp_();
-  return result.div_(sum_along(result, dim)).to(x.scalar_type());
-}
-Tensor gradient_along_columns(const Tensor& grad, const Tensor& y, int64_t dim, bool is_log) {
-  const auto dtype = y.element_size() == 2 ? at::kFloat : y.scalar_type();
-  const Tensor own_grad = grad.to(dtype).contiguous(), own = y.to(dtype).contiguous();
-  const Tensor result = is_log ? own_grad.sub(own.exp().mul_(sum_along(own_grad, dim)))
-                               : own_grad.sub(sum_along(own_grad.mul(own), dim)).mul_(own);
-  return result.to(y.scalar_type());
+// columns by another. There a kernel of ours does: of x, or of its result and the gradient of that.
+Tensor along_columns(const Tensor& x, int64_t dim, bool is_log, const Tensor& grad = Tensor()) {
+  const Tensor own = x.contiguous(), own_grad = grad.defined() ? grad.contiguous() : Tensor();
+  const Tensor result = new_result(x.sizes(), x.options());
+  ColumnSoftmaxProblem problem{*dtype_of(x.scalar_type()), is_log, 1, 1, 1, own.const_data_ptr(), nullptr, nullptr};
+  const int64_t of_k = at::maybe_wrap_dim(dim, x.dim());
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    (d < of_k ? problem.outer : d == of_k ? problem.k : problem.inner) *= x.size(d);
+  }
+  if (grad.defined()) problem.grad = own_grad.const_data_ptr();
+  problem.result = result.mutable_data_ptr();
+  run(problem, x.device());
+  return result;
 }
 
 bool is_along_columns(const Tensor& x, int64_t dim) {
@@ -222,7 +222,7 @@ template <bool IS_LOG>
 Tensor softmax(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
   const TorchOnOneThreadInChild own_thread;
   if (!half_to_float && is_along_columns(x, dim)) {
-    own.served.count("sums of columns");
+    own.served.count("softmax of columns");
     return along_columns(x, dim, IS_LOG);
   }
   if (!IS_LOG) return softmax_of_rows(own, x, dim, half_to_float);
@@ -234,8 +234,8 @@ Tensor softmax_gradient(Override& own, const Tensor& grad, const Tensor& y, int6
   const TorchOnOneThreadInChild own_thread;
   if (grad.scalar_type() == dtype && y.scalar_type() == dtype && grad.sizes() == y.sizes() &&
       grad.layout() == at::kStrided && is_along_columns(y, dim)) {
-    own.served.count("sums of columns");
-    return gradient_along_columns(grad, y, dim, IS_LOG);
+    own.served.count("softmax of columns");
+    return along_columns(y, dim, IS_LOG, grad);
   }
   own.left.count(kDoesNotVary);
   return own.call_original(grad, y, dim, dtype);

@@ -286,8 +286,6 @@ Kernel cumsum_in_place(Override& own) {
 
 }  // namespace
 
-Tensor sum_along(const Tensor& x, int64_t dim) { return summed<false>(x, x.scalar_type(), at::IntArrayRef(dim), true); }
-
 // aten's other sums, of all elements and norms by other names, call these.
 const std::vector<Row>& reductions() {
   static const std::vector<Row> rows = {

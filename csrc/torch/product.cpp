@@ -121,7 +121,7 @@ namespace {
 template <class Problem>
 using Function = Status (*)(const Problem* problem, const Executor* executor, char* reason, size_t capacity);
 
-// By a function of the library; `on_cpu` is null where there is none.
+// By a function of the library; one of both is null where there is none.
 template <class Problem>
 void run_by(const Problem& problem, c10::Device device, Function<Problem> on_cpu, Function<Problem> on_gpu) {
   Outcome outcome;
@@ -144,6 +144,9 @@ void run(const ReduceProblem& problem, c10::Device device) {
 }
 void run(const SoftmaxProblem& problem, c10::Device device) {
   run_by<SoftmaxProblem>(problem, device, nullptr, tiledmm_softmax_gpu);
+}
+void run(const ColumnSoftmaxProblem& problem, c10::Device device) {
+  run_by<ColumnSoftmaxProblem>(problem, device, tiledmm_softmax_cpu, nullptr);
 }
 void run(const QuantizeProblem& problem, c10::Device device) {
   run_by(problem, device, tiledmm_quantize_cpu, tiledmm_quantize_gpu);

@@ -35,8 +35,9 @@ inline void run(GemmProblem& problem, int32_t algorithm, c10::Device device, boo
   compute(problem, algorithm, device, may_use_tf32).raise();
 }
 void run(const ElementwiseProblem& problem, c10::Device device);
-void run(const ReduceProblem& problem, c10::Device device);   // running sums: of a GPU
-void run(const SoftmaxProblem& problem, c10::Device device);  // of a GPU
+void run(const ReduceProblem& problem, c10::Device device);         // running sums: of a GPU
+void run(const SoftmaxProblem& problem, c10::Device device);        // of a GPU
+void run(const ColumnSoftmaxProblem& problem, c10::Device device);  // of a CPU
 void run(const QuantizeProblem& problem, c10::Device device);
 
 // Whether two operands are fp32 and 16 bits beside each other on a GPU, by "auto". The product is one in fp32: by terms

@@ -71,4 +71,12 @@ Status compute_sums(Isa isa, const ReduceProblem& problem, const Executor& execu
   return kVariants[int(isa)](problem, executor);
 }
 
+Status compute_softmax(Isa isa, const ColumnSoftmaxProblem& problem, const Executor& executor) {
+  // By Isa.
+  constexpr decltype(&column_softmax_portable) kVariants[kNumIsas] = {
+      column_softmax_portable, column_softmax_neon,   column_softmax_avx2,  column_softmax_avx512,
+      column_softmax_avx512,   column_softmax_avx512, column_softmax_avx512};
+  return kVariants[int(isa)](problem, executor);
+}
+
 }  // namespace tiledmm::cpu

@@ -1,5 +1,5 @@
-// Rung 04, functions of each element, and sums, compiled for one instruction set after the other: TILEDMM_INSTANCE is
-// its number, that of Isa. Nothing of those of another processor.
+// Rung 04, functions of each element, sums, and softmax of columns, compiled for one instruction set after the other:
+// TILEDMM_INSTANCE is its number, that of Isa. Nothing of those of another processor.
 constexpr int kNumInstances = 5;
 #if TILEDMM_INSTANCE == 0
 #define TILEDMM_ISA_PORTABLE
@@ -24,6 +24,7 @@ constexpr int kNumInstances = 5;
 #include "kernels/cpu/register_tiled/launch.h"
 #include "kernels/cpu/shared/elementwise.h"
 #include "kernels/cpu/shared/reduce.h"
+#include "kernels/cpu/shared/softmax.h"
 
 namespace tiledmm::cpu {
 
@@ -55,6 +56,9 @@ void TILEDMM_OF_ISA(elementwise)(const ElementwiseProblem& problem, const Execut
 #if !defined(TILEDMM_ISA_AVX512_BF16)  // sums of bf16 are those of avx512
 Status TILEDMM_OF_ISA(reduce)(const ReduceProblem& problem, const Executor& executor) {
   return reduce(problem, executor);
+}
+Status TILEDMM_OF_ISA(column_softmax)(const ColumnSoftmaxProblem& problem, const Executor& executor) {
+  return column_softmax(problem, executor);
 }
 #endif
 
