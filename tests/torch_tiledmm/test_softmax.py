@@ -1,4 +1,4 @@
-"""Weights of attention: the GPU's kernel, run by the host executor, against float64.
+"""Weights of attention: the GPU's kernel, run by the host executor, against float64. Softmax of columns on a CPU.
 
 Planted bugs that these tests caught: the barrier left out; lanes, or groups of lanes, not merged; the largest of the
 first elements for all of a long row; elements beyond the end; another head's or query's mask.
@@ -7,10 +7,13 @@ first elements for all of a long row; elements beyond the end; another head's or
 import ctypes
 import itertools
 
+import numpy as np
 import pytest
 import torch
+from test_reduce import documented_cpu_sum
 from torch import Tensor
 
+import torch_tiledmm
 from torch_tiledmm import host_gpu
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -92,3 +95,86 @@ def test_what_is_not_a_number():
     y = softmax(x, 1.0, None, torch.float32)
     assert y[0, 0, :2].isnan().all() and y[0, 0, 2].isfinite().all()
     assert softmax(x[:, :, :, :0], 1.0, None, torch.float32).shape == (1, 1, 3, 0)
+
+
+@pytest.fixture
+def on_a_cpu():
+    with torch_tiledmm.enabled(cover=["functions"]):
+        yield
+
+
+def gradient(name: str, grad: Tensor, y: Tensor) -> Tensor:
+    return getattr(torch.ops.aten, f"_{name}_backward_data")(grad, y, 1, y.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", (1, 2, 3, 31, 64, 100, 1025, 2100))
+def test_columns_on_a_cpu(k, dtype, on_a_cpu):
+    """An exponent has an error of its own magnitude times a unit, a sum of one unit for each of 38 additions in its two
+    levels, and functions and products some units. What would be a denormal may be 0.
+    """
+    unit = torch.finfo(dtype if dtype.itemsize > 2 else torch.float32).eps
+    rounding, tiny = torch.finfo(dtype).eps, torch.finfo(torch.float64 if dtype.itemsize == 8 else torch.float32).tiny
+    least = rounding * torch.finfo(dtype).tiny
+    for inner in (1, 2, 7, 16, 33, 65, 300) if k < 1000 else (1, 7, 65):
+        x, grad = (20 * torch.randn(3, k, inner)).to(dtype), torch.randn(3, k, inner).to(dtype)
+        x[1, k // 2 + 1 :, 0] -= 200
+        x[1, k // 2 + 1 :, -1] = -torch.inf
+        x[2, :, -1] += torch.arange(k)  # the largest one comes late
+        terms = x.double().numpy().astype(np.longdouble)
+        shifted = terms - terms.max(1, keepdims=True)
+        shares = np.exp(shifted)
+        sums = shares.sum(1, keepdims=True)
+        shares, logs = shares / sums, shifted - np.log(sums)
+        errors = unit * (80 + np.abs(np.where(np.isinf(shifted), 0, shifted)))
+        y, log_y = x.softmax(1), x.log_softmax(1)
+        found = y.double().numpy()
+        assert (np.abs(found - shares) <= (errors + rounding) * shares + least + 2 * tiny).all()
+        is_far = np.isinf(shifted)
+        found = np.where(is_far, 0, log_y.double().numpy())
+        assert (log_y.isinf().numpy() == is_far).all() and not log_y[x.isfinite()].isinf().any()
+        assert (np.abs(found - np.where(is_far, 0, logs)) <= errors + rounding * np.where(is_far, 0, -logs)).all()
+
+        own, own_grad = y.double(), grad.double()
+        exact = own * (own_grad - (own * own_grad).sum(1, keepdim=True))
+        magnitude = own * (own_grad.abs() + (own * own_grad).abs().sum(1, keepdim=True))
+        assert (
+            (gradient("softmax", grad, y).double() - exact).abs() <= (80 * unit + rounding) * magnitude + least
+        ).all()
+        own = log_y.double().exp()
+        exact = own_grad - own * own_grad.sum(1, keepdim=True)
+        magnitude = own_grad.abs() + own * own_grad.abs().sum(1, keepdim=True)
+        assert (
+            (gradient("log_softmax", grad, log_y).double() - exact).abs() <= (100 * unit + rounding) * magnitude
+        ).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", (1, 2, 5, 33, 200, 1500))
+def test_a_column_has_the_bits_that_it_has_alone(k, dtype, on_a_cpu):
+    """In matrices narrow and wide, among others, on any number of threads, in any strides."""
+    grad, x = torch.randn(2, 4, k, 270).to(dtype)
+    for name in ("softmax", "log_softmax"):
+        function = getattr(torch, name)
+        whole = function(x, 1)
+        its_gradient = gradient(name, grad, whole)
+        for threads, (begin, end) in itertools.product(
+            (1, 2), ((0, 1), (269, 270), (1, 3), (5, 18), (60, 124), (3, 68))
+        ):
+            torch.set_num_threads(threads)
+            for rows in (slice(0, 1), slice(1, 4)):
+                part, own_grad, y = (t[rows, :, begin:end] for t in (x, grad, whole))
+                assert torch.equal(function(part, 1), y), (name, begin, end)
+                assert torch.equal(function(part.contiguous(), 1), y), (name, begin, end)
+                assert torch.equal(gradient(name, own_grad, y), its_gradient[rows, :, begin:end]), (name, begin, end)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", (1, 7, 40, 1024, 1025, 3000))
+def test_sums_of_columns_are_in_the_documented_order(k, dtype, on_a_cpu):
+    """A gradient beside logarithms that are 0 is the difference from the sum."""
+    for inner in (1, 3, 64, 70):
+        grad = torch.randn(2, k, inner).to(dtype)
+        wide = grad.double() if dtype == torch.float64 else grad.float()
+        expected = (wide - documented_cpu_sum(wide.mT.contiguous())[:, None]).to(dtype)
+        assert torch.equal(gradient("log_softmax", grad, torch.zeros_like(grad)), expected)

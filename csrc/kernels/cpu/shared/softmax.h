@@ -147,7 +147,7 @@ void softmax_block(const ColumnSoftmaxProblem& p, int64_t first, Block<Acc<T>> b
   const T* const x = static_cast<const T*>(p.x) + first;
   T* const result = static_cast<T*>(p.result) + first;
   A most[kRoom<A>], sums[kRoom<A>];
-  for (int64_t j = 0; j < block.width(); j += Simd<A>::kLanes) store(most + j, broadcast(A(-__builtin_inff())));
+  for (int64_t j = 0; j < kRoom<A>; j += Simd<A>::kLanes) store(most + j, broadcast(A(-__builtin_inff())));
   block.for_each_vector(p.k, [&](int64_t i, int64_t, int64_t j, auto count) {
     // The sum is NaN where an element is.
     store_converted(most + j, larger(load_lanes_of<A>(x + i, count), load(most + j)), count);
