@@ -1,7 +1,10 @@
 """Weights of attention: the GPU's kernel, run by the host executor, against float64. Softmax of columns on a CPU.
 
 Planted bugs that these tests caught: the barrier left out; lanes, or groups of lanes, not merged; the largest of the
-first elements for all of a long row; elements beyond the end; another head's or query's mask.
+first elements for all of a long row; elements beyond the end; another head's or query's mask. Of columns: largest
+elements or sums that are not those of all rows of a line; a line's last vector that does not begin early; the first
+chunk's sum for all; an exponential that is not 0 at minus infinity; a logarithm of few terms or without NaN
+(test_mode.py); chains in other pairs; the last one left out.
 """
 
 import ctypes
@@ -131,6 +134,7 @@ def test_columns_on_a_cpu(k, dtype, on_a_cpu):
         found = y.double().numpy()
         assert (np.abs(found - shares) <= (errors + rounding) * shares + least + 2 * tiny).all()
         is_far = np.isinf(shifted)
+        assert (found[is_far] == 0).all()
         found = np.where(is_far, 0, log_y.double().numpy())
         assert (log_y.isinf().numpy() == is_far).all() and not log_y[x.isfinite()].isinf().any()
         assert (np.abs(found - np.where(is_far, 0, logs)) <= errors + rounding * np.where(is_far, 0, -logs)).all()

@@ -218,12 +218,14 @@ void sum_strip(const T* x, int64_t stride, int64_t n, int64_t count, const A* me
   });
 }
 
-// The same of few columns, fewer than kStrip<A>, without gaps between rows: what lies side by side is added at once.
+// The same of fewer than kStrip<A> columns, without gaps between rows: what lies side by side is added at once.
 template <Term TERM, class A, class T>
 void sum_narrow_columns(const T* x, int64_t n, int64_t count, const A* means, A* sums) {
   constexpr int64_t kLanes = Simd<A>::kLanes;
   A chains[kChains * kStrip<A>], own_means[kChains * kStrip<A>];
-  const int64_t size = kChains * count;
+  int64_t used = 1;  // chains: the others have no elements
+  while (used < min_of(n, kChains)) used *= 2;
+  const int64_t size = used * count;
   for (int64_t i = 0; i < size; i += kLanes) store(chains + i, Reg<A>{});
   for (int64_t i = 0; TERM == Term::spread && i < size; ++i) own_means[i] = means[i % count];
   for (int64_t i = 0; i < n * count; i += size) {
@@ -244,11 +246,14 @@ void sum_narrow_columns(const T* x, int64_t n, int64_t count, const A* means, A*
 // The sums of n elements each of `count` columns, which are neighbours.
 template <Term TERM, class A, class T>
 void sum_columns(const T* x, int64_t stride, int64_t n, int64_t count, const A* means, A* sums) {
-  if (count < kStrip<A> && stride == count && n >= 2 * kChains) {
+  // Without masks a vector that is not full is loaded by elements.
+  const int64_t least = TILEDMM_VECTOR_BYTES < 64 && count < Simd<A>::kLanes ? 1 : 2 * kChains;
+  if (count < kStrip<A> && stride == count && n >= least) {
     return sum_narrow_columns<TERM, A>(x, n, count, means, sums);
   }
   for (int64_t j = 0; j < count; j += kStrip<A>) {
-    sum_strip<TERM, A>(x + j, stride, n, min_of(kStrip<A>, count - j), means + j, sums + j);
+    const A* const own_means = TERM == Term::spread ? means + j : nullptr;
+    sum_strip<TERM, A>(x + j, stride, n, min_of(kStrip<A>, count - j), own_means, sums + j);
   }
 }
 
@@ -283,7 +288,7 @@ bool add_up(const Rows<T>& rows, const A* means, const Executor& executor, const
     for (int64_t i = 0; i < num_sums; i += own) {
       const T* const x = rows.row(o + i) + first;
       if (are_columns) {
-        sum_columns<TERM, A>(x, rows.stride_k, n, own, own_means + i, sums + i);
+        sum_columns<TERM, A>(x, rows.stride_k, n, own, TERM == Term::spread ? own_means + i : nullptr, sums + i);
       } else {
         sums[i] = sum_of_row<TERM, A>(x, rows.stride_k, n, TERM == Term::spread ? own_means[i] : A());
       }

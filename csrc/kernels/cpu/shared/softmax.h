@@ -1,7 +1,7 @@
-// Softmax of columns (core/softmax.h) on a CPU. A strip of columns, or a narrow matrix, is read three times, from a
-// core's cache: for the largest elements, for the exponentials beside them, whose sums are those of reduce.h, and for
-// the result.
-// One instruction set per translation unit, as in simd.h.
+// Softmax of columns (core/softmax.h) on a CPU. A block, which is some columns or a narrow matrix, is gone through
+// three times while a core's cache holds it: for the largest elements; for the exponentials beside them, which are kept
+// as terms, whose sums are those of reduce.h; and for the result. One instruction set per translation unit, as in
+// simd.h.
 #pragma once
 
 #include "core/softmax.h"
@@ -11,9 +11,8 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
-constexpr int64_t kSoftmaxTask = 1 << 13;  // elements: enough to repay another thread
-
-constexpr int64_t kSoftmaxBytes = 1 << 20;
+constexpr int64_t kSoftmaxTask = 1 << 13;   // elements: enough to repay another thread
+constexpr int64_t kSoftmaxBytes = 1 << 20;  // of a block's terms: a core's second-level cache holds them
 
 // The numbers of fp32 and fp64: how many bits follow the leading one, what is added to an exponent, what exp begins at
 // to be no denormal, and how many terms its series and that of log have.
@@ -79,16 +78,16 @@ TILEDMM_INLINE R larger(R a, R b) {
   return a > b ? a : b;
 }
 
-// Some neighbouring columns of a matrix, as lines of vectors. A line is a row of theirs; where they are all of a matrix
-// and few, several rows, which follow each other in memory.
+// Some neighbouring columns of a matrix, as lines of vectors. A line is a row of theirs. Of a narrow matrix, all of
+// whose columns are in one block, a line is several rows, which follow each other in memory: as many as fill vectors.
 template <class A>
 struct Block {
   static constexpr int64_t kLanes = Simd<A>::kLanes, kMostWidth = 4 * kStrip<A>;
   int64_t columns, rows_of_line, stride;  // stride: from line to line
 
   int64_t width() const { return rows_of_line * columns; }
-  // visit(place in the matrix, place in memory without gaps, place in the line, count) of each vector of n rows. A
-  // line's last vector begins early where it would not be full; lines of less than a vector have one of `count` lanes.
+  // visit(place in the matrix, place among the terms, place in the line, count) of each vector of n rows. A line's last
+  // vector begins early where it would not be full; a line of fewer elements than a vector has one of `count` lanes.
   template <class Visit>
   TILEDMM_INLINE void for_each_vector(int64_t n, const Visit& visit) const {
     const int64_t own_stride = stride, own_width = width();  // which no store can change
@@ -134,11 +133,11 @@ void sum_terms(const A* terms, int64_t k, int64_t columns, A* parts, A* sums) {
   for (; k > kSumChunk; k = ceil_div(k, kSumChunk), terms = parts) {
     for (int64_t i = 0; i < k; i += kSumChunk) {
       const int64_t n = min_of(kSumChunk, k - i);
-      sum_columns<Term::value>(terms + i * columns, columns, n, columns, terms, sums);
+      sum_columns<Term::value, A>(terms + i * columns, columns, n, columns, nullptr, sums);
       __builtin_memcpy(parts + i / kSumChunk * columns, sums, size_t(columns) * sizeof(A));
     }
   }
-  sum_columns<Term::value>(terms, columns, k, columns, terms, sums);
+  sum_columns<Term::value, A>(terms, columns, k, columns, nullptr, sums);
 }
 
 template <class T, bool IS_LOG>
