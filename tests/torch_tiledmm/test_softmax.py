@@ -102,7 +102,7 @@ def test_what_is_not_a_number():
 
 @pytest.fixture
 def on_a_cpu():
-    with torch_tiledmm.enabled(cover=["functions"]):
+    with torch_tiledmm.enabled():
         yield
 
 
