@@ -232,8 +232,8 @@ def gated_linear(
     if up is None:
         _check_stacked(gate, 2, 0, "(2 * out_features, in_features)", gate_bias, up_bias)
         if _need_grad(input, gate, gate_bias) and not _is_onnx_exported():
-            product = torch.ops.tiledmm._stacked_gated_linear.default
-            return _compute_gated(product, keeps_sums, input, gate, gate_bias, **options)
+            stacked = torch.ops.tiledmm._stacked_gated_linear.default
+            return _compute_gated(stacked, keeps_sums, input, gate, gate_bias, **options)
         gate, up = gate.chunk(2)
         gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2)
     if _is_onnx_exported():

@@ -155,7 +155,6 @@ const std::vector<Row>& watched() {
       {"cumprod", boxed<Watch>, kVaries},
       {"prod.dim_int", boxed<Watch>, kVaries},
       {"nansum", boxed<Watch>, kVaries},
-      {"_grouped_mm", boxed<Watch>, kNotCovered},
       {"_int_mm", boxed<Watch>, kNotCovered},
       {"_weight_int4pack_mm", boxed<Watch>, kNotCovered},
       {"_weight_int8pack_mm", boxed<Watch>, kNotCovered},
