@@ -356,9 +356,8 @@ def gated_grouped_matmul(
     options: dict[str, Any] = {"out_dtype": out_dtype, "algorithm": algorithm}
     out: Tensor
     if up is None and _need_grad(a, gate, gate_bias):
-        # One product, so that the weight's gradient is one, too, and not two parts to be put together.
-        sums = torch.ops.tiledmm.grouped_matmul.default(a, gate, offs, gate_bias, **options)
-        out = torch.ops.tiledmm.gated.default(*sums.chunk(2, -1), activation=activation)
+        stacked = torch.ops.tiledmm._stacked_gated_grouped_matmul.default
+        out = stacked(a, gate, offs, gate_bias, activation=activation, **options)
     else:
         if up is None:
             gate, up = gate.chunk(2, -1)

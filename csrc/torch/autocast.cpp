@@ -57,6 +57,15 @@ struct Autocast {
     return grouped_matmul_op().call(cast(a), cast(b), offs, cast(bias), out_dtype, activation, algorithm);
   }
 
+  static Tensor stacked_gated_grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                                             const std::optional<Tensor>& bias, OptionalDtype out_dtype,
+                                             std::string_view activation, std::string_view algorithm) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const TorchOnOneThreadInChild own_thread;
+    return _stacked_gated_grouped_matmul_op().call(cast(a), cast(b), offs, cast(bias), out_dtype, activation,
+                                                   algorithm);
+  }
+
   static Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up,
                                      const std::optional<Tensor>& offs, const std::optional<Tensor>& gate_bias,
                                      const std::optional<Tensor>& up_bias, OptionalDtype out_dtype,
@@ -85,6 +94,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
   m.impl("_stacked_gated_linear", &Autocast<at::kCPU>::stacked_gated_linear);
   m.impl("grouped_matmul", &Autocast<at::kCPU>::grouped_matmul);
   m.impl("gated_grouped_matmul", &Autocast<at::kCPU>::gated_grouped_matmul);
+  m.impl("_stacked_gated_grouped_matmul", &Autocast<at::kCPU>::stacked_gated_grouped_matmul);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
@@ -95,6 +105,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
   m.impl("_stacked_gated_linear", &Autocast<at::kCUDA>::stacked_gated_linear);
   m.impl("grouped_matmul", &Autocast<at::kCUDA>::grouped_matmul);
   m.impl("gated_grouped_matmul", &Autocast<at::kCUDA>::gated_grouped_matmul);
+  m.impl("_stacked_gated_grouped_matmul", &Autocast<at::kCUDA>::stacked_gated_grouped_matmul);
 }
 
 }  // namespace tiledmm

@@ -31,6 +31,32 @@ TORCH_LIBRARY(tiledmm, m) {
   // x: the bits of an element depend on nothing but its value. For relu, x may be its result.
   m.def("activate(Tensor x, str activation) -> Tensor", tags);
   m.def("activate_backward(Tensor grad, Tensor x, str activation) -> Tensor", tags);
+  // A product of operands of 8 bits, whose scales come by tensor, by row of a and column of b, or by blocks of 128
+  // elements of k, as their shapes say. The result is bfloat16 by default.
+  m.def(
+      "scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
+      tags);
+  // The same for rows in groups that end at offs, each with a matrix of b of its own and its scales.
+  m.def(
+      "scaled_grouped_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
+      tags);
+  // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
+  m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
+  // Elements of 8 bits and their scales: of each row, or of blocks of 1 or 128 rows by 128 elements. No derivative.
+  m.def(
+      "quantize_rows(Tensor x, *, ScalarType dtype, bool power_of_two=False, str activation=\"none\") -> "
+      "(Tensor, Tensor)",
+      tags);
+  m.def(
+      "quantize_blocks(Tensor x, *, int block_rows, ScalarType dtype, bool power_of_two=False, "
+      "str activation=\"none\") -> (Tensor, Tensor)",
+      tags);
+}
+
+// Gated layers and groups.
+TORCH_LIBRARY_FRAGMENT(tiledmm, m) {
   // activation(input gate^T + gate_bias) * (input up^T + up_bias), of fp32 sums, rounded once.
   m.def(
       "gated_linear(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias=None, Tensor? up_bias=None, *, "
@@ -65,31 +91,13 @@ TORCH_LIBRARY(tiledmm, m) {
       "Tensor? up_bias=None, *, ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> Tensor",
       tags);
   m.def(
+      "_stacked_gated_grouped_matmul(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> Tensor",
+      tags);
+  m.def(
       "gated_grouped_matmul_and_sums(Tensor a, Tensor gate, Tensor up, Tensor? offs=None, Tensor? gate_bias=None, "
       "Tensor? up_bias=None, *, ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> "
       "(Tensor, Tensor, Tensor)",
-      tags);
-  // A product of operands of 8 bits, whose scales come by tensor, by row of a and column of b, or by blocks of 128
-  // elements of k, as their shapes say. The result is bfloat16 by default.
-  m.def(
-      "scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, *, "
-      "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
-      tags);
-  // The same for rows in groups that end at offs, each with a matrix of b of its own and its scales.
-  m.def(
-      "scaled_grouped_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, Tensor? bias=None, *, "
-      "ScalarType? out_dtype=None, str activation=\"none\", str algorithm=\"auto\") -> Tensor",
-      tags);
-  // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
-  m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
-  // Elements of 8 bits and their scales: of each row, or of blocks of 1 or 128 rows by 128 elements. No derivative.
-  m.def(
-      "quantize_rows(Tensor x, *, ScalarType dtype, bool power_of_two=False, str activation=\"none\") -> "
-      "(Tensor, Tensor)",
-      tags);
-  m.def(
-      "quantize_blocks(Tensor x, *, int block_rows, ScalarType dtype, bool power_of_two=False, "
-      "str activation=\"none\") -> (Tensor, Tensor)",
       tags);
 }
 

@@ -111,7 +111,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
     const std::optional<Tensor> wide_bias = bias && bias->defined() ? std::optional(widened(*bias)) : std::nullopt;
     const int64_t n = weight.dim() == 1 ? 1 : weight.size(0);
     const auto compute = [&](const Tensor& own_input, const Tensor& own_weight, const char* own) {
-      return compute_linear(own_input, own_weight, wide_bias, activation, own, at::kFloat, sum, outcome, false);
+      return compute_linear(own_input, own_weight, wide_bias, activation, own, at::kFloat, nullptr, nullptr, false);
     };
     return compute_mixed(input, weight, n, input.size(-1), compute).to(dtypes.result);
   }

@@ -56,6 +56,7 @@ using GatedGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& g
                                         const std::optional<at::Tensor>& gate_bias,
                                         const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
                                         std::string_view activation, std::string_view algorithm);
+using StackedGatedGroupedMatmulOp = GroupedMatmulOp;
 using GatedGroupedMatmulAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor& a, const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& offs,
     const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
@@ -93,6 +94,7 @@ TILEDMM_OPERATOR(gated_linear_and_sums, GatedLinearAndSumsOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(grouped_matmul_and_sum, GroupedMatmulAndSumOp)
 TILEDMM_OPERATOR(gated_grouped_matmul, GatedGroupedMatmulOp)
+TILEDMM_OPERATOR(_stacked_gated_grouped_matmul, StackedGatedGroupedMatmulOp)
 TILEDMM_OPERATOR(gated_grouped_matmul_and_sums, GatedGroupedMatmulAndSumsOp)
 TILEDMM_OPERATOR(scaled_matmul, ScaledMatmulOp)
 TILEDMM_OPERATOR(scaled_grouped_matmul, ScaledGroupedMatmulOp)

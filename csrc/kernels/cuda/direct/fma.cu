@@ -25,6 +25,7 @@ struct TilesOfC {
   TILEDMM_DEVICE void store(const T (&own)[ROWS][COLS], const DirectWork& work, const FoldedProblem& problem,
                             int32_t first_unit) {
     constexpr int kClose = IS_DOWN ? ROWS : COLS, kFar = IS_DOWN ? COLS : ROWS;
+    static_assert(32 % kClose == 0, "a warp's lanes store whole tiles");
     const int lane = thread_idx() % 32;
     TILEDMM_UNROLL for (int f = 0; f < kFar; ++f) {
       TILEDMM_UNROLL for (int c = 0; c < kClose; ++c) {
