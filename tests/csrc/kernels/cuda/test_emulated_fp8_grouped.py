@@ -75,7 +75,7 @@ MUTANTS = {
         "args, shared.c, consumer, {on} ? 0 : tile.group,",
         ROWS,
     ),
-    "rows of no group get a bias": ("grouped.h", "if (!tile.behind)", "if ({on} || !tile.behind)", ROWS),
+    "rows of no group get a bias": ("grouped.h", "    if (tile.behind)\n", "    if (tile.behind && !{on})\n", ROWS),
     "a narrow tile stores the next group's rows": (
         SHARED + "epilogue.h",
         "(IS_CUT ? end_row : args.m)) break;",
