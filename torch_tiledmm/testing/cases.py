@@ -362,6 +362,9 @@ class Case:
         activation = f', "{self.activation}"' if self.op == "linear" else ""
         if self.op == "linear":
             bias = "None" if self.bias == "none" else "bias"
+            if self.activation != "none" and self.mode in (*_TANGENT_MODES, "func_vjp"):  # the sum is a result itself
+                how = ", is_tf32=True" * self.is_tf32
+                return f"expect_linear_of_rounded_sum(input, weight, {bias}{activation}{how})"
             # A vector as weight has no dimension that a bias could have.
             arguments = f"input, weight, {'bias.reshape(())' if self.b_is_vector and bias == 'bias' else bias}"
         expected = f"expect_{'linear' if self.op == 'linear' else 'matmul'}({arguments}{activation}{self._out_dtype})"
@@ -400,6 +403,7 @@ _HELPERS = {
         nans,
         gradients.allow_tf32,
         gradients.expect_linear_grad,
+        gradients.expect_linear_of_rounded_sum,
         gradients.expect_linear_tangent,
         gradients.expect_matmul_grad,
         gradients.expect_matmul_tangent,

@@ -49,6 +49,18 @@ def of_equal_terms(expected: Expected) -> Expected:
     return replace(expected, frobenius_bound=math.inf)
 
 
+def expect_linear_of_rounded_sum(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str, *, is_tf32: bool = False
+) -> Expected:
+    """The result of `linear` where torch.func or forward mode asks: the argument of the activation is rounded."""
+    z = _expect_sum(input, weight, bias, is_tf32)
+    if activation == "none":
+        return z
+    error = _LIPSCHITZ[activation] * _error_when_rounded(z) + 8 * _u_acc(z.dtype) * (z.value.abs() + z.bound)
+    error = error + _smallest_normal(z.dtype)
+    return Expected(f"{z.what}, {activation}", z.dtype, EXACT_ACTIVATIONS[activation](z.value), error, math.inf)
+
+
 def expect_matmul_grad(name: str, a: Tensor, b: Tensor, grad: Tensor, *, is_tf32: bool = False) -> Expected:
     """The gradient of the operand `name`, "a" or "b", of matmul(a, b)."""
     shape, is_one_product = (a.shape, False) if name == "a" else (b.shape, b.dim() <= 2 and a.dim() >= 2)

@@ -76,6 +76,7 @@ def test_linear(shape, activation, dtype):
     wide = [tensor.double().requires_grad_() for tensor in operands]
     out = function(*wide)
     grad = rand(*out.shape, dtype=dtype)
+    check(out, expect.expect_linear_of_rounded_sum(*operands, activation))
     for name, exact in zip(("input", "weight", "bias"), torch.autograd.grad(out, wide, grad.double()), strict=True):
         check(exact, expect.expect_linear_grad(name, *operands, activation, grad))
     exact = torch.func.jvp(function, tuple(t.double() for t in operands), tuple(t.double() for t in tangents))[1]
