@@ -87,8 +87,7 @@ Tensor addmm_autograd(c10::DispatchKeySet keys, const OptionalTensor& input, con
 }
 
 // activation(X W^T + bias) under a gradient: the sum is kept for backward. Both are computed at once, and given to the
-// two Functions that would compute them. Where no Function serves, the sum is a result itself, in the type of
-// accumulators.
+// two Functions that would compute them. Where no Function serves, the sum is a result itself, and rounded as such.
 Tensor activated_linear(const Wanted& wanted, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                         std::string_view activation, c10::DispatchKeySet below, std::string_view algorithm,
                         OptionalDtype out_dtype) {

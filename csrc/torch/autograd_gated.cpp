@@ -117,7 +117,7 @@ struct StackedGatedFunction : torch::autograd::Function<StackedGatedFunction<IS_
     const Tensor own_bias = bias.value_or(Tensor());
     const std::string option = ProductOption(input, weight, own_bias, algorithm, out_dtype).text();
     context->saved_data["activation"] = std::string(activation);
-    context->saved_data["option"] = option == "auto" ? std::string(kPlainAuto) : option;
+    context->saved_data["option"] = recorded(option);
     context->save_for_backward({input, weight, own_bias, offs.value_or(Tensor()), gate_sum, up_sum});
     return result;
   }

@@ -67,7 +67,7 @@ TORCH_LIBRARY_FRAGMENT(tiledmm, m) {
       "gated_linear_and_sums(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias=None, Tensor? up_bias=None, *, "
       "str activation=\"silu\", str algorithm=\"auto\", ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
       tags);
-  // The same of one weight and one bias that hold both, gate's part first, for what has one gradient, too.
+  // gated_linear of one weight and one bias that hold both parts, gate's first, and have one gradient each.
   m.def(
       "_stacked_gated_linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"silu\", "
       "str algorithm=\"auto\", ScalarType? out_dtype=None) -> Tensor",

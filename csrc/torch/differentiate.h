@@ -164,7 +164,7 @@ Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& t
     node->first = SavedVariable(kept[0], false);
     node->second = SavedVariable(kept[1], false);
     node->offs = SavedVariable(offs, false);
-    node->option = std::string(option == "auto" ? kPlainAuto : option);
+    node->option = recorded(option);
   }
   Tensor result;
   {

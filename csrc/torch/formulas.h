@@ -56,6 +56,9 @@ struct Kept {
   Tensor first, second, result, offs;
 };
 
+// An option as a backward pass takes it: no context around that pass changes what "auto" was.
+std::string recorded(std::string_view option) { return std::string(option == "auto" ? kPlainAuto : option); }
+
 // What a product is asked for beside its operands, as the text that an option is: the algorithm alone, or numbers and
 // dtypes before it. Dtypes are there where they are not all one: backward has to round a gradient to that of its
 // operand, and may have nothing of the operand to ask.
@@ -91,7 +94,7 @@ struct ProductOption {
     const auto number = [](OptionalDtype type) { return type ? int(*type) : -1; };
     std::snprintf(numbers, sizeof numbers, "%a,%a,%d,%d,%d,%d,", beta, alpha, number(first), number(second),
                   number(third), number(result));  // exact
-    return numbers + (algorithm == "auto" ? std::string(kPlainAuto) : algorithm);
+    return numbers + recorded(algorithm);
   }
 };
 

@@ -36,9 +36,6 @@ using GatedBackwardOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& gra
 using GatedLinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
                                  const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
                                  std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype);
-using StackedGatedLinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
-                                        const std::optional<at::Tensor>& bias, std::string_view activation,
-                                        std::string_view algorithm, OptionalDtype out_dtype);
 using GatedLinearAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
     const std::optional<at::Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
@@ -56,7 +53,6 @@ using GatedGroupedMatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& g
                                         const std::optional<at::Tensor>& gate_bias,
                                         const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
                                         std::string_view activation, std::string_view algorithm);
-using StackedGatedGroupedMatmulOp = GroupedMatmulOp;
 using GatedGroupedMatmulAndSumsOp = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor& a, const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& offs,
     const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias, OptionalDtype out_dtype,
@@ -89,12 +85,12 @@ TILEDMM_OPERATOR(activate_backward, ActivateBackwardOp)
 TILEDMM_OPERATOR(gated, GatedOp)
 TILEDMM_OPERATOR(gated_backward, GatedBackwardOp)
 TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
-TILEDMM_OPERATOR(_stacked_gated_linear, StackedGatedLinearOp)
+TILEDMM_OPERATOR(_stacked_gated_linear, LinearOp)
 TILEDMM_OPERATOR(gated_linear_and_sums, GatedLinearAndSumsOp)
 TILEDMM_OPERATOR(grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(grouped_matmul_and_sum, GroupedMatmulAndSumOp)
 TILEDMM_OPERATOR(gated_grouped_matmul, GatedGroupedMatmulOp)
-TILEDMM_OPERATOR(_stacked_gated_grouped_matmul, StackedGatedGroupedMatmulOp)
+TILEDMM_OPERATOR(_stacked_gated_grouped_matmul, GroupedMatmulOp)
 TILEDMM_OPERATOR(gated_grouped_matmul_and_sums, GatedGroupedMatmulAndSumsOp)
 TILEDMM_OPERATOR(scaled_matmul, ScaledMatmulOp)
 TILEDMM_OPERATOR(scaled_grouped_matmul, ScaledGroupedMatmulOp)

@@ -135,7 +135,7 @@ struct Strip {
   int64_t count;
 
   int64_t begin(int r) const { return IS_PART || r + 1 < REGS ? r * Simd<A>::kLanes : count - Simd<A>::kLanes; }
-  // Of the row that begins at `row`: vector r.
+  // Vector r of the row that begins at `row`.
   template <class T>
   TILEDMM_INLINE Reg<A> load(const T* row, int r) const {
     if constexpr (IS_PART) return load_some_terms<A>(row, count);
@@ -194,7 +194,7 @@ TILEDMM_INLINE void add_chains(int64_t c, int64_t n, const Load& load, R (&sums)
     for (int r = 0; r < REGS; ++r) sums[r] = own[0][r];
   }
 }
-// Of all chains. A quarter of them at a time is in registers.
+// The sum of all chains, of which a quarter at a time is in registers.
 template <int REGS, class R, class Load>
 TILEDMM_INLINE void add_chunk(int64_t n, const Load& load, R (&sums)[REGS]) {
   R quarters[4][REGS] = {};
@@ -218,7 +218,7 @@ void sum_strip(const T* x, int64_t stride, int64_t n, int64_t count, const A* me
   });
 }
 
-// The same of fewer than kStrip<A> columns, without gaps between rows: what lies side by side is added at once.
+// The sums of fewer than kStrip<A> columns, without gaps between rows: what lies side by side is added at once.
 template <Term TERM, class A, class T>
 void sum_narrow_columns(const T* x, int64_t n, int64_t count, const A* means, A* sums) {
   constexpr int64_t kLanes = Simd<A>::kLanes;

@@ -23,7 +23,7 @@ struct GroupedArguments {
   int band;              // rows of tiles that are computed together
   Divisor tiles_of_row, tiles_of_band;
   const void* up_bias;  // gated layers; gate's is the bias
-  // From C to the sum before the activation, or gate's, and to up's, in elements; 0: they are not kept.
+  // How many elements lie between C and the sum before the activation, or gate's, and up's; 0: they are not kept.
   int64_t sum_offset, up_sum_offset;
 };
 

@@ -117,10 +117,7 @@ const char* refuse_grouped(const FoldedProblem& problem, const Chip& chip) {
   if (!is_grouped(p) && p.num_batch_dims > 0) return "its only batch is that of groups";
   if (p.sum_offset) {
     if (p.grouping == Grouping::k) return "it keeps no sum of groups of k";
-    const auto fills = [&](int64_t block_m, int64_t block_n) {
-      return ceil_div(p.m, block_m) * ceil_div(p.n, block_n) >= chip.num_cus;
-    };
-    if (!is_grouped(p) && !p.gated_b && !fills(64, 64))
+    if (!is_grouped(p) && !p.gated_b && ceil_div(p.m, 64) * ceil_div(p.n, 64) < chip.num_cus)
       return "k is not split, and C has fewer tiles than there are CUs";
     if (is_blended(problem) && !p.gated_b)
       return "it keeps no sum of what is scaled, or added to a matrix or to groups";
