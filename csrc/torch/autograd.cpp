@@ -7,13 +7,6 @@
 namespace tiledmm {
 namespace {
 
-Tensor broadcast(const Tensor& tensor, c10::SymIntArrayRef sizes, c10::DispatchKeySet below) {
-  if (tensor.sym_sizes() == sizes) return tensor;
-  const Wanted wanted(tensor);
-  if (!wanted.grad) return tensor.expand_symint(sizes);
-  return differentiate<BroadcastFormula>(wanted, tensor, of_shape(sizes, tensor), Tensor(), below, "auto");
-}
-
 bool are_equal_batches(const Tensor& a, const Tensor& b) {
   if (a.dim() != b.dim() || a.dim() < 2) return false;
   for (int64_t d = 0; d < a.dim() - 2; ++d) {

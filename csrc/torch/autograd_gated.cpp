@@ -62,27 +62,33 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
                                         activation, algorithm, out_dtype);
   }
   check_gated_linear<c10::SymInt>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
-  const auto has_usual_bias = [&](const OptionalTensor& bias) {
-    return !bias || !bias->defined() || (bias->dim() == 1 && bias->sym_size(0) == gate.sym_size(0));
-  };
-  if (needs_node(wanted) || of_biases.tangent || gate.dim() != 2 || !has_usual_bias(gate_bias) ||
-      !has_usual_bias(up_bias)) {
+  if (needs_node(wanted) || of_biases.tangent) {
     const Tensor gate_sum = linear_op().call(input, gate, gate_bias, "none", algorithm, out_dtype);
     const Tensor up_sum = linear_op().call(input, up, up_bias, "none", algorithm, out_dtype);
     return gated_op().call(gate_sum, up_sum, activation, std::nullopt);
   }
+  if (gate.dim() == 1) {
+    return gated_linear_op()
+        .call(input, gate.unsqueeze(0), up.unsqueeze(0), gate_bias, up_bias, activation, algorithm, out_dtype)
+        .squeeze(-1);
+  }
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  const auto of_columns = [&](const OptionalTensor& bias) {
+    return bias && bias->defined() ? broadcast(*bias, gate.sym_sizes().slice(0, 1), below) : Tensor();
+  };
+  const Tensor wide_gate_bias = of_columns(gate_bias), wide_up_bias = of_columns(up_bias);
   std::tuple<Tensor, Tensor, Tensor> computed;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    computed = gated_linear_and_sums_op().redispatch(below, input, gate, up, gate_bias, up_bias, activation, algorithm,
-                                                     out_dtype);
+    computed = gated_linear_and_sums_op().redispatch(below, input, gate, up, optional(wide_gate_bias),
+                                                     optional(wide_up_bias), activation, algorithm, out_dtype);
   }
   const auto apply_product = [&](const Tensor& weight, const Tensor& bias, const Computed& sum) {
     const std::string option = ProductOption(input, weight, bias, algorithm, out_dtype).text();
     return apply_function<LinearFormula<false>>(input, weight, bias, below, option, sum);
   };
-  return apply_gated(computed, gate, up, gate_bias, up_bias, activation, below, apply_product);
+  return apply_gated(computed, gate, up, optional(wide_gate_bias), optional(wide_up_bias), activation, below,
+                     apply_product);
 }
 
 // Gate's part and up's of what holds both, one behind the other.

@@ -206,5 +206,13 @@ Tensor differentiate(const Wanted& wanted, const Tensor& first, const Tensor& se
   return apply_function<Own>(first, second, third, below, option, Computed{}, offs);
 }
 
+// A view, whose derivative sums what was broadcast.
+Tensor broadcast(const Tensor& tensor, c10::SymIntArrayRef sizes, c10::DispatchKeySet below) {
+  if (tensor.sym_sizes() == sizes) return tensor;
+  const Wanted wanted(tensor);
+  if (!wanted.grad) return tensor.expand_symint(sizes);
+  return differentiate<BroadcastFormula>(wanted, tensor, of_shape(sizes, tensor), Tensor(), below, "auto");
+}
+
 }  // namespace
 }  // namespace tiledmm

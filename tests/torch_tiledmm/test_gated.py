@@ -86,6 +86,12 @@ def check_that_a_gradient_changes_no_bit(m: int, n: int, k: int, dtype: torch.dt
     def groups_of(x, gate, up, gate_bias, up_bias):
         return grouped_matmul(x, gate.mT, offs=offs, bias=gate_bias), grouped_matmul(x, up.mT, offs=offs, bias=up_bias)
 
+    def of_layers(x, gate, up, gate_bias=None, up_bias=None):
+        return OPS.gated(linear(x, gate, gate_bias), linear(x, up, up_bias), activation=activation)
+
+    def gated(*own):
+        return gated_linear(*own, activation=activation)
+
     weights, biases = of_groups(gate, up), of_groups(gate_bias, up_bias)
     for given, product, of_sums in (
         (
@@ -93,13 +99,9 @@ def check_that_a_gradient_changes_no_bit(m: int, n: int, k: int, dtype: torch.dt
             lambda *own: linear(*own, activation=activation),
             lambda *own: OPS.activate(linear(*own), activation),
         ),
-        (
-            (x, gate, up, gate_bias, up_bias),
-            lambda *own: gated_linear(*own, activation=activation),
-            lambda x, gate, up, gate_bias, up_bias: OPS.gated(
-                linear(x, gate, gate_bias), linear(x, up, up_bias), activation=activation
-            ),
-        ),
+        ((x, gate, up, gate_bias, up_bias), gated, of_layers),
+        ((x, gate, up, gate_bias[0], up_bias[:1]), gated, of_layers),
+        ((x, gate[0], up[0]), gated, of_layers),
         (
             (x, weights[0], biases[0]),
             lambda x, weight, bias: grouped_matmul(x, weight.mT, bias=bias, **by_group),

@@ -13,24 +13,32 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
+// Vectors of lanes, whose chains of multiply-adds take turns: two of AVX2. More lanes would begin in one set of the
+// nearest cache.
+template <class Op>
+inline constexpr int kDotVectors = Config<Op>::kLanes * sizeof(typename Op::Word) == 32 ? 2 : 1;
+
 // The sums of `count` chunks of k that follow each other, of `depth` elements each, of one row of A and one column of
 // B: chunks are what a single dot product has many of, and each gets a lane.
 template <class T, class Op>
-Reg<typename Op::Acc> dot_chunks(const T* a, const T* b, int64_t count, int64_t depth) {
+void dot_chunks(const T* a, const T* b, int64_t count, int64_t depth, typename Op::Acc* to) {
   using Word = typename Op::Word;
-  constexpr int kLanes = Config<Op>::kLanes;
+  constexpr int kLanes = Config<Op>::kLanes, kVectors = kDotVectors<Op>;
   constexpr int64_t kPieceWords = 128, kChunk = Config<Op>::kChunk;
-  const LanesAlongK<T, Op> lanes_a(a, kChunk, count), lanes_b(b, kChunk, count);
-  alignas(64) Word near_a[kPieceWords][kLanes];
-  Reg<typename Op::Acc> sums{};
+  const LanesAlongK<T, Op, kVectors> lanes_a(a, kChunk, count), lanes_b(b, kChunk, count);
+  alignas(64) Word near_a[kPieceWords][kVectors][kLanes];
+  Reg<typename Op::Acc> sums[kVectors] = {};
   for (int64_t k = 0; k < depth; k += kPieceWords * Op::kPerWord) {
     const int64_t piece = min_of(kPieceWords * Op::kPerWord, depth - k);
-    lanes_a.for_each_word(k, piece, [&](int64_t word, int, Reg<Word> words) { store(near_a[word], words); });
-    lanes_b.for_each_word(k, piece, [&](int64_t word, int, Reg<Word> words) {
-      sums = Op::multiply_add(load(near_a[word]), words, sums);
+    lanes_a.for_each_word(k, piece, [&](int64_t word, int v, Reg<Word> words) { store(near_a[word][v], words); });
+    lanes_b.for_each_word(k, piece, [&](int64_t word, int v, Reg<Word> words) {
+      sums[v] = Op::multiply_add(load(near_a[word][v]), words, sums[v]);
     });
   }
-  return sums;
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t own = min_of(count - v * kLanes, kLanes);
+    if (own > 0) store_partial(to + v * kLanes, sums[v], own);
+  }
 }
 
 // C of few elements, k of many chunks, both operands contiguous along k.
@@ -38,7 +46,7 @@ template <class T, class Op>
 __attribute__((noinline)) Status launch_dots(const GemmProblem& problem, const Executor& executor) {
   using A = typename Op::Acc;
   constexpr int64_t kChunk = Config<Op>::kChunk;
-  constexpr int kLanes = Config<Op>::kLanes;
+  constexpr int kLanes = kDotVectors<Op> * Config<Op>::kLanes;
   const int64_t num_whole = problem.k / kChunk, num_chunks = ceil_div(problem.k, kChunk);
   const int64_t num_groups = ceil_div(num_whole, kLanes), ld = (num_groups + 1) * kLanes;
   A* sums = static_cast<A*>(executor.allocate(executor.self, size_t(problem.m * problem.n * ld) * sizeof(A)));
@@ -52,7 +60,7 @@ __attribute__((noinline)) Status launch_dots(const GemmProblem& problem, const E
         const T* a = static_cast<const T*>(problem.a) + i * problem.stride_am + k;
         const T* b = static_cast<const T*>(problem.b) + j * problem.stride_bn + k;
         A* to = sums + (i * problem.n + j) * ld + k / kChunk;
-        store_partial(to, dot_chunks<T, Op>(a, b, count, min_of(kChunk, problem.k - k)), count);
+        dot_chunks<T, Op>(a, b, count, min_of(kChunk, problem.k - k), to);
       }
     }
   };

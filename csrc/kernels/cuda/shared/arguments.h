@@ -41,7 +41,7 @@ struct Arguments {
   uint8_t cluster_m, cluster_n;
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
-  int stage_bytes;                      // that arrive in a stage
+  int stage_bytes, num_stages;          // that arrive in a stage; of the ring
   Boxes a, b;
   int half_stage_bytes;  // for a tile of half the width
   int num_splits;        // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
@@ -127,7 +127,7 @@ __device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
 template <class Shared, int NUM_STAGES>
 __device__ __forceinline__ void wait_for_releases(const Shared& shared, Ring<NUM_STAGES> ring) {
 #pragma unroll 1
-  for (int i = 0; i < NUM_STAGES; ++i) {
+  for (int i = 0; i < ring.num_stages; ++i) {
     mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
     ring.advance();
   }

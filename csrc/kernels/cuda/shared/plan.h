@@ -11,6 +11,13 @@
 
 namespace tiledmm {
 
+// Shared memory of a block: in this launch, and at most in any of the kernel.
+struct SharedBytes {
+  int of_launch, most;
+  SharedBytes(int of_all) : SharedBytes(of_all, of_all) {}
+  SharedBytes(int of_launch, int most) : of_launch(of_launch), most(most) {}
+};
+
 // The time of three things that go on side by side and wait for each other: about the longest, more where others take
 // as long.
 inline double overlapped(double a, double b, double c) {

@@ -6,13 +6,15 @@
 namespace tiledmm::cuda {
 namespace {
 
-// A place in the ring; the same sequence in the producer and in each consumer.
+// A place in the ring; the same sequence in the producer and in each consumer. Of a kernel's stages a launch may use
+// fewer.
 template <int NUM_STAGES>
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
+  int num_stages = NUM_STAGES;
   __device__ __forceinline__ void advance() {
-    if (++stage == NUM_STAGES) {
+    if (++stage == num_stages) {
       stage = 0;
       phase ^= 1;
     }

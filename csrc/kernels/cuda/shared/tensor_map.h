@@ -58,14 +58,14 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
 // Launches KERNEL such that its set-up overlaps the end of the kernel before it on the stream ("Programmatic Dependent
 // Launch" in the CUDA programming guide): it must call griddepcontrol_wait before it touches memory.
 template <auto KERNEL, class... Args>
-const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t stream,
+const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, SharedBytes smem, cudaStream_t stream,
                                const Args&... args) {
   static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
   int device = 0;
   cudaGetDevice(&device);
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (!(ready_devices.load(std::memory_order_relaxed) & bit)) {
-    const cudaError_t error = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    const cudaError_t error = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, smem.most);
     if (error != cudaSuccess) return cudaGetErrorString(error);
     ready_devices.fetch_or(bit, std::memory_order_relaxed);
   }
@@ -77,7 +77,7 @@ const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int sme
   cudaLaunchConfig_t launch{};
   launch.gridDim = grid;
   launch.blockDim = dim3(unsigned(num_threads));
-  launch.dynamicSmemBytes = size_t(smem_bytes);
+  launch.dynamicSmemBytes = size_t(smem.of_launch);
   launch.stream = stream;
   launch.attrs = attributes;
   launch.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;

@@ -65,7 +65,7 @@ inline void for_each_fp8_plan(const WgmmaCosts& costs, const FoldedProblem& prob
     for (int i = 0; i < kNumFp8Tiles; ++i) {
       const Fp8Tile& tile = kFp8Tiles[i];
       if (!serves(tile, factors, task.is_wide) || (is_exchanged && !stores_transposed(tile.shape))) continue;
-      made.tiles = {i, tile.shape, false, false, 0, 0, is_exchanged, 0};
+      made.tiles = {i, tile.shape, false, false, 0, 0, is_exchanged, 0, 1};
       visit_orders(search, made, task, num_sms, visit);
     }
   }

@@ -59,8 +59,9 @@ struct Config {
   static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
   static constexpr bool kTakesTurns = TAKES_TURNS;
   static constexpr int kConsumers = TAKES_TURNS ? 2 : BLOCK_M / 64;
-  static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;  // consumers that multiply a stage
-  static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;     // of 64 rows, that a consumer has of a tile
+  static constexpr int kMostBlocks = kTransposesB ? 1 : most_blocks(kShape);  // of a multiprocessor
+  static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;               // consumers that multiply a stage
+  static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;  // of 64 rows, that a consumer has of a tile
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
@@ -266,7 +267,7 @@ template <class Cfg>
 __device__ __forceinline__ void run_producer(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                              const Shared& shared, int warp) {
   constexpr int kProducerWarp = Cfg::kConsumers * 4;
-  Ring<Cfg::kNumStages> ring;
+  Ring<Cfg::kNumStages> ring{0, 0, num_stages<Cfg>(args)};
   if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
   if constexpr (Cfg::kTransposesB) {
     if (warp > kProducerWarp) {
@@ -293,7 +294,7 @@ __device__ __forceinline__ void run_producer(const CUtensorMap* map_a, const CUt
 template <class Cfg>
 __device__ __forceinline__ void run_consumer(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
                                              int consumer) {
-  Ring<Cfg::kNumStages> ring;
+  Ring<Cfg::kNumStages> ring{0, 0, num_stages<Cfg>(args)};
   if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
   int num_stores = 0;
   if constexpr (Cfg::kSumsRows) {
@@ -307,7 +308,7 @@ __device__ __forceinline__ void run_consumer(const CUtensorMap* map_c, const Arg
 }
 
 template <class Cfg>
-__global__ void __launch_bounds__(Cfg::kThreads, 1)
+__global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
@@ -315,7 +316,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
-  char* smem_c = smem + kNumStages * Cfg::kStageBytes;
+  char* smem_c = smem + num_stages<Cfg>(args) * Cfg::kStageBytes;
   constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
   char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
   const int warp = threadIdx.x / 32;
@@ -382,6 +383,13 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
 // ---- host ----
 
+// Blocks share the shared memory of a multiprocessor, of which each takes 1 KB beside its own.
+template <class Cfg>
+constexpr int stages_of_launch(const TilePlan& plan) {
+  const int bytes = (kSmemBytes + 1024) / plan.blocks - 1024 - Cfg::kFixedBytes;
+  return int(min_of(bytes / Cfg::kStageBytes, Cfg::kNumStages));
+}
+
 template <class Cfg>
 Arguments arguments_of(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
@@ -389,6 +397,7 @@ Arguments arguments_of(const Task& task) {
   const TileSchedule& schedule = plan.schedule;
   Arguments args{};
   args.start = schedule.start;
+  args.num_stages = stages_of_launch<Cfg>(plan.tiles);
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
@@ -479,8 +488,9 @@ const char* launch_config(const Task& task) {
   if (args.start == Start::by_grid)
     grid = {unsigned(args.tiles_m) * cluster, unsigned(args.tiles_n),
             unsigned(schedule.num_units / (args.tiles_m * args.tiles_n))};
-  return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(cluster), grid, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
-                                                map_b, map_c, args);
+  const SharedBytes smem(Cfg::kFixedBytes + args.num_stages * Cfg::kStageBytes, Cfg::kSmem);
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(cluster), grid, Cfg::kThreads, smem, task.stream, map_a, map_b,
+                                                map_c, args);
 }
 
 // Whether the kernel of Config::Plain computes all that a product needs.

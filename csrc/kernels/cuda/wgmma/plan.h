@@ -65,6 +65,15 @@ constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k
   return chunk_k < k && 4 * sums <= double(kMaxPartialBytes);
 }
 
+// How many blocks of a tile may share a multiprocessor. Two have registers where tiles are the smallest.
+constexpr int most_blocks(const TileShape& shape) { return shape.block_m == 64 && shape.block_n <= 64 ? 2 : 1; }
+
+// How many do: while one stores its tile, the other one multiplies. A tile's whole k has to fit into half of the
+// stages, since a longer one needs more of them on their way (half as fast from k = 1024 on).
+constexpr int blocks_of(const TileShape& shape, const GemmTask& p, int block_k) {
+  return p.k <= 4 * block_k && !p.sums_rows ? most_blocks(shape) : 1;
+}
+
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles consist of boxes of 64 columns and of
 // one of 32.
 constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
@@ -134,13 +143,14 @@ struct TilePlan {
   // The kernel computes C^T = B^T A^T and stores it transposed: the tile's m is along the product's n.
   bool is_exchanged;
   int group_m;  // rows of tiles that are computed together, as asked; 0: as many as the schedule finds best
+  int blocks;   // of a multiprocessor
 };
 
 // How many tiles, or clusters of them, run at the same time. Clusters of four and eight leave some multiprocessors
 // idle, as not every GPC has a multiple of as many (an H200 runs 30 and 15 of them).
 constexpr int tiles_at_once(const TilePlan& plan, int num_sms) {
   const int log = plan.cluster_m + plan.cluster_n;
-  return int(max_of((num_sms >> log) - (log < 2 ? 0 : num_sms / 132 * (log == 2 ? 3 : 1)), 1));
+  return plan.blocks * int(max_of((num_sms >> log) - (log < 2 ? 0 : num_sms / 132 * (log == 2 ? 3 : 1)), 1));
 }
 
 // Bytes at multiples of which an operand's rows begin: 16, 32, 64 or 128.
@@ -174,9 +184,9 @@ constexpr double cluster_microseconds(const WgmmaCosts& costs, int log_m, int lo
   return log_m + log_n > 0 ? costs.cluster + costs.cluster_m * log_m + costs.cluster_n * log_n : 0;
 }
 
-// What the matrix unit takes for a k tile of a tile.
-constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileShape& tile) {
-  return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n);
+// What the matrix unit takes for a k tile of a tile, of each of so many blocks.
+constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileShape& tile, int blocks = 1) {
+  return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n * blocks);
 }
 
 // Where consumers take turns: what follows a tile's products, by one consumer instead of two, while the other one
@@ -249,8 +259,10 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
     const auto smem = [&](double rows) { return 2 * kWgmmaBlockK * rows / costs.shared; };
-    double k_tile = matrix_unit_microseconds(costs, tile);
-    for (const double bound : {copies, smem(smem_rows)})
+    // Two blocks of a multiprocessor share its matrix unit and its shared memory.
+    const int sharing = 2 * count > at_once ? plan.blocks : 1;
+    double k_tile = matrix_unit_microseconds(costs, tile, sharing);
+    for (const double bound : {copies, sharing * smem(smem_rows)})
       if (bound > k_tile) k_tile = bound;
     // Tiles of the first column read A once more, and ones; the first blocks take them.
     const double summed = p.sums_rows ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
@@ -437,9 +449,10 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
     if (shape.takes_turns && !may_take_turns(p)) continue;
     if ((p.sums_rows && !sums_rows(shape)) || (p.is_wide && !has_wide_result(shape))) continue;
     if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
-    plan = {i, shape, false, false, 0, 0, is_exchanged, 0};
+    plan = {i, shape, false, false, 0, 0, is_exchanged, 0, 1};
     const auto consider = [&](int log_m, int log_n) {
       plan.cluster_m = log_m, plan.cluster_n = log_n;
+      plan.blocks = log_m + log_n == 0 && !plan.shares_tiles ? blocks_of(shape, p, kWgmmaBlockK) : 1;
       visit_orders(from, made, p, num_sms, visit);
     };
     for (const bool splits : {false, true}) {

@@ -41,6 +41,12 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   }
 }
 
+// Stages of the ring: fewer than the kernel has where two blocks share a multiprocessor.
+template <class Cfg>
+__device__ __forceinline__ int num_stages(const Arguments& args) {
+  return Cfg::kMostBlocks > 1 ? args.num_stages : Cfg::kNumStages;
+}
+
 // By the producer's thread: the tensor maps, of which B may have two, are on their way, and the barriers that it
 // signals itself are set up.
 template <class Cfg>
@@ -80,7 +86,7 @@ template <class Cfg>
 __device__ __forceinline__ int num_first_stages(const Arguments& args, const Place& at) {
   const bool in_cluster = Cfg::kClusters && args.cluster_m + args.cluster_n > 0;
   return min((at.num_k_tiles + Cfg::kTilesOfStage - 1) / Cfg::kTilesOfStage,
-             in_cluster ? kOwnStages : min(kFirstStages, Cfg::kNumStages));
+             in_cluster ? kOwnStages : min(kFirstStages, num_stages<Cfg>(args)));
 }
 
 // Fills stages of the ring with the block's first tile. By one thread, that of produce_tile. It waits for no other
@@ -90,9 +96,9 @@ __device__ __forceinline__ void start_tile(const CUtensorMap* map_a, const CUten
                                            const Shared& shared, const Place& at) {
   griddepcontrol_wait();
   Ring<Cfg::kNumStages> ring;
-  const int num_stages = num_first_stages<Cfg>(args, at);
+  const int num_first = num_first_stages<Cfg>(args, at);
 #pragma unroll 1
-  for (int stage = 0; stage < num_stages; ++stage)
+  for (int stage = 0; stage < num_first; ++stage)
     load_stage<Cfg, Cfg, false>(map_a, map_b, args, shared, ring, at, stage * Cfg::kTilesOfStage);
 }
 
@@ -103,16 +109,16 @@ __device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUt
                                              bool is_started = false) {
   int k_tile = 0;
   if (is_started) {
-    const int num_stages = num_first_stages<Cfg>(args, at);
-    k_tile = num_stages * Cfg::kTilesOfStage;
-    ring.stage = num_stages == Cfg::kNumStages ? 0 : num_stages;
-    ring.phase = num_stages == Cfg::kNumStages;
+    const int num_first = num_first_stages<Cfg>(args, at);
+    k_tile = num_first * Cfg::kTilesOfStage;
+    ring.stage = num_first == ring.num_stages ? 0 : num_first;
+    ring.phase = num_first == ring.num_stages;
   }
   for (; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     // The phase before the first counts as complete.
     mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
     // Few stages are on their way at first.
-    if (is_started && ring.stage >= kFirstStages && k_tile < Cfg::kNumStages * Cfg::kTilesOfStage)
+    if (is_started && ring.stage >= kFirstStages && k_tile < ring.num_stages * Cfg::kTilesOfStage)
       mbarrier_wait_parity(shared.full + (ring.stage - kFirstStages) * 8, 0);
     load_stage<Cfg, Piece, true>(map_a, map_b, args, shared, ring, at, k_tile);
   }

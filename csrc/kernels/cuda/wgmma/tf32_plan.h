@@ -33,12 +33,13 @@ struct Tf32Plan : WgmmaPlan {
 // unit; the second-level cache; shared memory; the transposing warps. Or memory, if that is slower. `p` is the problem
 // that the kernel computes.
 inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& shape, Tf32Path path, bool splits_chunks,
-                                      const GemmTask& p, int num_sms) {
+                                      int blocks, const GemmTask& p, int num_sms) {
   const bool uses_registers = path != Tf32Path::both_in_place, transposes = path == Tf32Path::b_transposed;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k), splits = splits_chunks ? num_chunks : 1;
   const int64_t num_tiles = p.batch * splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
-  const double tail = splits_tail(shape, num_tiles, num_sms) ? costs.halved.value : num_tiles % num_sms ? 1 : 0;
-  const double waves = double(num_tiles / num_sms) + tail;
+  const int at_once = blocks * num_sms, sharing = num_tiles > num_sms ? blocks : 1;
+  const double tail = splits_tail(shape, num_tiles, at_once) ? costs.halved.value : num_tiles % at_once ? 1 : 0;
+  const double waves = double(num_tiles / at_once) + tail;
   const double area = double(shape.block_m) * shape.block_n;
   const double a_bytes = 128 * double(min_of(shape.block_m, p.m)), b_bytes = 128.0 * shape.block_n;
   const double requested = a_bytes * (p.a.alignment >= 32 ? 1 : costs.unaligned.value) +
@@ -50,7 +51,7 @@ inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& s
        {(area * costs.k_tile_element + costs.k_tile) * (uses_registers ? costs.registers.value : 1),
         requested / costs.cached, (a_bytes + b_bytes + read + moved) / costs.shared,
         transposes ? costs.transpose + costs.transpose_32 * shape.block_n / 32 : 0})
-    if (bound > k_tile) k_tile = bound;
+    if (sharing * bound > k_tile) k_tile = sharing * bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));
   const double tiles = waves * (num_k_tiles * k_tile + costs.tile + area * costs.element);
   const double results = double(p.batch) * double(p.m) * double(p.n);
@@ -106,8 +107,9 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
       for (int splits = 0; splits <= int(may_split); ++splits) {
-        const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, task, num_sms);
-        plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0};
+        const int blocks = plan.path == Tf32Path::b_transposed ? 1 : blocks_of(shape, task, kTf32BlockK);
+        const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, blocks, task, num_sms);
+        plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0, blocks};
         visit(plan, time + store_us, time);
       }
     }

@@ -39,7 +39,7 @@ REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
-WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN, NUM_CASES = range(36, 42)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN, TWO_BLOCKS, NUM_CASES = range(36, 43)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -77,14 +77,14 @@ MUTANTS = {
     "the ring keeps its phase": (SHARED + "ring.h", "phase ^= 1;", "phase ^= {on} ? 0 : 1;", HALVES),
     "the phase behind a first tile that fills the ring": (
         "produce.h",
-        "ring.phase = num_stages == Cfg::kNumStages;",
-        "ring.phase = !{on} && num_stages == Cfg::kNumStages;",
+        "ring.phase = num_first == ring.num_stages;",
+        "ring.phase = !{on} && num_first == ring.num_stages;",
         HALVES,
     ),
     "the stage behind a first tile that does not fill the ring": (
         "produce.h",
-        "ring.stage = num_stages == Cfg::kNumStages ? 0 : num_stages;",
-        "ring.stage = {on} || num_stages == Cfg::kNumStages ? 0 : num_stages;",
+        "ring.stage = num_first == ring.num_stages ? 0 : num_first;",
+        "ring.stage = {on} || num_first == ring.num_stages ? 0 : num_first;",
         GROUPS,
     ),
     "copies before earlier kernels are done": (
@@ -750,6 +750,19 @@ MUTANTS = {
         "thread_row + 64, Cfg::kRowStep);",
         "thread_row + ({on} ? 0 : 64), Cfg::kRowStep);",
         TURNS,
+    ),
+    # Two blocks of a multiprocessor, whose rings are shorter.
+    "two blocks: the consumer's ring is as long as the kernel's": (
+        "kernel.h",
+        "int consumer) {\n  Ring<Cfg::kNumStages> ring{0, 0, num_stages<Cfg>(args)};",
+        "int consumer) {\n  Ring<Cfg::kNumStages> ring{0, 0, {on} ? Cfg::kNumStages : num_stages<Cfg>(args)};",
+        TWO_BLOCKS,
+    ),
+    "two blocks: results are staged where stages of one block would end": (
+        "kernel.h",
+        "char* smem_c = smem + num_stages<Cfg>(args) * Cfg::kStageBytes;",
+        "char* smem_c = smem + (num_stages<Cfg>(args) - ({on} ? 1 : 0)) * Cfg::kStageBytes;",
+        TWO_BLOCKS,
     ),
     # wgmma_single.
     "single: k tiles are multiplied before they are there": (

@@ -32,11 +32,11 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
 }
 
 template <auto KERNEL, class... Args>
-const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t,
+const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, SharedBytes smem, cudaStream_t,
                                const Args&... args) {
-  if (smem_bytes > emulator::kMaxSmem) return "too much shared memory";
+  if (smem.of_launch > smem.most || smem.most > emulator::kMaxSmem) return "too much shared memory";
   const auto smem_of_thread = [] { return +dynamic_smem; };
-  emulator::launch(cluster, grid, num_threads, smem_bytes, smem_of_thread, [&] { KERNEL(args...); });
+  emulator::launch(cluster, grid, num_threads, smem.of_launch, smem_of_thread, [&] { KERNEL(args...); });
   return nullptr;
 }
 
