@@ -113,16 +113,31 @@ void compute_whole(const Override& kernel, const Stack& arguments, const Operand
 
 // Why torch's kernel is to compute this; null where we do, and the result is `out`, which is made if it is not defined.
 const char* compute(const Override& kernel, const Stack& arguments, Tensor& out, bool may_resize) {
+  // A number, of which torch makes a tensor in pow(1.7, x), is a scalar, and beside dimensions so is what has none.
+  const bool has_dims = std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
+    return argument.isTensor() && argument.toTensor().dim() > 0;
+  });
   Operands operands;
   auto& tensors = operands.tensors;
+  c10::SmallVector<Tensor, 1> scalars;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].isComplexDouble()) return "a scalar that is no real number";
     if (!arguments[i].isTensor()) continue;
+    const Tensor& tensor = arguments[i].toTensor();
+    if (tensor.dim() == 0 && (has_dims || tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
+      scalars.push_back(tensor);
+      continue;
+    }
     operands.places.push_back(i);
-    tensors.push_back(arguments[i].toTensor());
+    tensors.push_back(tensor);
   }
+  if (tensors.empty()) return "numbers alone";
   const Tensor x = tensors[0];
   if (!dtype_of(x.scalar_type())) return kOtherDtype;
+  for (const Tensor& scalar : scalars) {
+    if (at::result_type(scalar, x) != x.scalar_type() || !scalar.is_cpu()) return "operands of unlike dtypes";
+    if (out.defined() && may_overlap(out, scalar)) return "a result that overlaps an operand";
+  }
   for (const Tensor& tensor : tensors) {
     if (tensor.layout() != at::kStrided) return kOtherLayout;
     if (tensor.scalar_type() != x.scalar_type()) return "operands of unlike dtypes";

@@ -339,6 +339,16 @@ def test_the_plan_of_each_kernel_is_among_its_plans(m, n, k, dtype_name, layout)
     assert {plan.algorithm.split(":")[0] for plan in explain(plans_of="auto").candidates} == {explain().choice}
 
 
+@pytest.mark.parametrize(("precision", "most"), [("bf16", 256), ("tf32", 128)])
+def test_two_blocks_of_a_small_tile_share_a_multiprocessor_where_k_is_short(precision, most):
+    with matmul_precision(precision) as dtype:
+        for k, blocks in ((most, 2), (most + 8, None)):
+            plans = torch_tiledmm.explain(64, 64, k, dtype, batch=500, device="cuda:sm_90", plans_of="wgmma").candidates
+            found = {(plan.config["block"], plan.config.get("blocks_per_cu")) for plan in plans}
+            assert {("64x64", blocks), ("64x32", blocks)} <= found
+            assert {block for block, count in found if count} <= {"64x64", "64x32"}
+
+
 def test_a_plan_is_an_algorithm_by_its_number():
     a = torch.ones(3, 4)
     assert torch.equal(torch_tiledmm.matmul(a, a.mT, algorithm="naive:0"), a @ a.mT)

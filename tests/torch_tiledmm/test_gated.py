@@ -101,7 +101,9 @@ def check_that_a_gradient_changes_no_bit(m: int, n: int, k: int, dtype: torch.dt
         ),
         ((x, gate, up, gate_bias, up_bias), gated, of_layers),
         ((x, gate, up, gate_bias[0], up_bias[:1]), gated, of_layers),
+        ((x, gate, up, gate_bias[:1], up_bias), gated, of_layers),
         ((x, gate[0], up[0]), gated, of_layers),
+        ((x, gate[0], up[0], gate_bias[:1], up_bias[0]), gated, of_layers),
         (
             (x, weights[0], biases[0]),
             lambda x, weight, bias: grouped_matmul(x, weight.mT, bias=bias, **by_group),

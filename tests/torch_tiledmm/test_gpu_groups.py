@@ -148,8 +148,8 @@ def test_gated_layers_have_the_bits_of_separate_calls(dtype, activation):
 @pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gradient_changes_no_bit(dtype, activation):
-    """Few rows and many, operands that the copy engine takes and others, several chunks of k, which have the same length
-    for n and 2 n columns: a weight that holds both is multiplied in halves, and compared with one product."""
+    """Few rows and many, operands that the copy engine takes and others, several chunks of k. These are as long for 2 n
+    columns as for n: a weight that holds both is multiplied in halves, and compared with one product."""
     for m, n, k in ((9, 33, 70), (1, 264, 320), (1300, 1416, 200), (130, 64, 8192), (3, 4, 0)):
         check_that_a_gradient_changes_no_bit(m, n, k, dtype, activation)
 

@@ -30,13 +30,15 @@ struct Dots {
   // Calls finish(first column, how many, totals, their distance from row to row) for vector after vector of columns, of
   // MR rows. A chain of narrow vectors is waited for, so that two take turns (1x256x256 NT with AVX2: 28 GB/s by one
   // chain, 40 by two): of neighbouring vectors of columns, or, where those would begin in one set of the nearest cache,
-  // which has no room for so many, of two chunks. Chunks of columns that come from memory are not paired: they would be
-  // twice as many runs of it at a time. With 512 bits two take turns where the plan says so.
+  // which has no room for so many, of two chunks. Chunks of columns that come from memory are not paired, nor are
+  // vectors of 256 bits in fp32: they would be twice as many runs of it at a time (Zen 2, 1x4096x11008 NT: 18 GB/s in
+  // pairs, 26 alone; other dtypes gain nothing or lose). With 512 bits two take turns where the plan says so.
   template <int MR, class Finish>
   TILEDMM_INLINE void for_each_vector(const Finish& finish) const {
     [[maybe_unused]] const bool is_far = fetch == CpuFetch::columns || fetch == CpuFetch::runs;
     [[maybe_unused]] const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;
     if constexpr (TILEDMM_VECTOR_BYTES < 64 && MR <= 3) {
+      if (is_far && TILEDMM_VECTOR_BYTES == 32 && sizeof(T) == 4) return multiply<MR, 1, false>(finish);
       if (!is_one_set || 2 * kLanes <= 8) return multiply<MR, 2, false>(finish);
       if constexpr (MR <= 2) {
         if (depth >= 2 * kChunk && !is_far) return multiply<MR, 1, true>(finish);

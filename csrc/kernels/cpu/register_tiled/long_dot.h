@@ -13,8 +13,8 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
-// Vectors of lanes, whose chains of multiply-adds take turns: two of AVX2. More lanes would begin in one set of the
-// nearest cache.
+// Vectors of lanes, whose chains of multiply-adds take turns: two of 256 bits. With 512 bits so many chunks would begin
+// in one set of the nearest cache; narrower ones were not measured.
 template <class Op>
 inline constexpr int kDotVectors = Config<Op>::kLanes * sizeof(typename Op::Word) == 32 ? 2 : 1;
 
@@ -64,7 +64,7 @@ __attribute__((noinline)) Status launch_dots(const GemmProblem& problem, const E
       }
     }
   };
-  const int64_t num_workers = min_of(executor.num_threads, ceil_div(num_groups, 4));
+  const int64_t num_workers = min_of(executor.num_threads, ceil_div(kDotVectors<Op> * num_groups, 4));
   for_each_task(executor, num_workers, num_groups + (num_chunks > num_whole), dot_group);
   for (int64_t i = 0; i < problem.m; ++i) {
     for (int64_t j = 0; j < problem.n; ++j) {

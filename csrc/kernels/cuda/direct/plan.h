@@ -26,8 +26,8 @@ inline constexpr DirectTile kDirectFmaTiles[] = {{1, 1}, {1, 4}, {2, 4}, {4, 4}}
 static_assert(sizeof kDirectMmaTiles == kNumDirectTiles * sizeof(DirectTile), "costs.h has a place for each");
 static_assert(sizeof kDirectFmaTiles == kNumDirectTiles * sizeof(DirectTile), "costs.h has a place for each");
 
-// The widest tile of fp32 by matrix instructions would have as many sums as a thread has registers for, and stores of
-// few neighbours: with a k of 1 to 8 it takes 1.25 to 1.55 times as long as the next one.
+// The widest tile is too slow in tf32, since its stores are: with a k of 1 to 8 it takes 1.25 to 1.55 times as long as
+// the next one.
 constexpr int num_direct_tiles(DType dtype, bool is_mma) {
   return is_mma && dtype == DType::f32 ? kNumDirectTiles - 1 : kNumDirectTiles;
 }
@@ -65,7 +65,7 @@ inline bool is_wide_result(const FoldedProblem& problem, int count, bool is_mma)
 // Steps whose loads are on their way at the same time, as far as registers go.
 constexpr int direct_steps(const DirectTile& tile, DType dtype, bool is_mma) {
   const int products = tile.rows * tile.cols, size = int(size_of(dtype));
-  if (is_mma) return tile.cols <= 2 ? 4 : tile.cols == 4 || size == 4 ? 2 : 1;
+  if (is_mma) return tile.cols <= 2 ? 4 : tile.cols == 4 ? 2 : 1;
   return products == 1 ? 8 : products == 4 ? 4 : products * size <= 64 ? 2 : 1;
 }
 

@@ -39,9 +39,10 @@ struct Arguments {
   bool slabs_step_a, slabs_step_b;  // whether the grid's third dimension is one of A's batch, of B's
   // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
   uint8_t cluster_m, cluster_n;
+  uint8_t num_stages;                   // of the ring
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
-  int stage_bytes, num_stages;          // that arrive in a stage; of the ring
+  int stage_bytes;                      // that arrive in a stage
   Boxes a, b;
   int half_stage_bytes;  // for a tile of half the width
   int num_splits;        // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
@@ -72,6 +73,8 @@ struct Arguments {
   bool is_c_f16;  // a C of AnyShort
   BatchSteps batch[kMaxGpuBatchDims];
 };
+
+static_assert(offsetof(Arguments, b) + sizeof(Boxes) <= 64, "what by_grid needs is one line of the constants' cache");
 
 // What follows the sums.
 inline void set_epilogue(Arguments& args, const FoldedProblem& problem) {

@@ -1,5 +1,5 @@
-// What the plans of NVIDIA's kernels share: the time of what overlaps, and how Hopper's copy engine sees an operand.
-// Pure: plans and launchers ask the same functions.
+// What the plans of NVIDIA's kernels share: the time of what overlaps, how Hopper's copy engine sees an operand, and a
+// launch's shared memory. Pure: plans and launchers ask the same functions.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace tiledmm {
 
-// Shared memory of a block: in this launch, and at most in any of the kernel.
+// Bytes of shared memory of a block: of this launch, and the most that any launch of the kernel has.
 struct SharedBytes {
   int of_launch, most;
   SharedBytes(int of_all) : SharedBytes(of_all, of_all) {}

@@ -9,7 +9,8 @@
 // for each other where rows cross sectors of that cache (multicast, which gains nothing otherwise); exchanged roles,
 // C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for products that need none of it
 // (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through registers or are transposed on their
-// way (tf32.h). What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// way (tf32.h). Where k is short, two blocks of a small tile share a multiprocessor: one stores while the other one
+// multiplies. What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>
@@ -59,9 +60,10 @@ struct Config {
   static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
   static constexpr bool kTakesTurns = TAKES_TURNS;
   static constexpr int kConsumers = TAKES_TURNS ? 2 : BLOCK_M / 64;
-  static constexpr int kMostBlocks = kTransposesB ? 1 : most_blocks(kShape);  // of a multiprocessor
-  static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;               // consumers that multiply a stage
-  static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;  // of 64 rows, that a consumer has of a tile
+  // Blocks of a multiprocessor. Kernels of clusters, of row sums, of transposing warps and of 8 bits have one.
+  static constexpr int kMostBlocks = kTransposesB || SUMS_ROWS || CLUSTERS || sizeof(T) == 1 ? 1 : most_blocks(kShape);
+  static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;  // consumers that multiply a stage
+  static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;     // of 64 rows, that a consumer has of a tile
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
@@ -115,7 +117,8 @@ struct Config {
   static_assert(!kMovesRegisters ||
                     kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
                 "setmaxnreg: what the block starts with");
-  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
+  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy where k is long");
+  static_assert(kMostBlocks == 1 || !TAKES_TURNS, "Ring::skip counts all stages");
   static_assert(kChunkUnit % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
@@ -383,10 +386,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
 
 // ---- host ----
 
-// Blocks share the shared memory of a multiprocessor, of which each takes 1 KB beside its own.
+// Stages of each of a multiprocessor's blocks, which take 1 KB of its shared memory beside their own.
 template <class Cfg>
-constexpr int stages_of_launch(const TilePlan& plan) {
-  const int bytes = (kSmemBytes + 1024) / plan.blocks - 1024 - Cfg::kFixedBytes;
+constexpr int stages_of_launch(int blocks) {
+  const int bytes = (kSmemBytes + 1024) / blocks - 1024 - Cfg::kFixedBytes;
   return int(min_of(bytes / Cfg::kStageBytes, Cfg::kNumStages));
 }
 
@@ -397,7 +400,7 @@ Arguments arguments_of(const Task& task) {
   const TileSchedule& schedule = plan.schedule;
   Arguments args{};
   args.start = schedule.start;
-  args.num_stages = stages_of_launch<Cfg>(plan.tiles);
+  args.num_stages = uint8_t(stages_of_launch<Cfg>(plan.tiles.blocks));
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
@@ -474,6 +477,8 @@ const char* launch_config(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   const unsigned cluster = 1u << args.cluster_m << args.cluster_n;
   if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
+  static_assert(stages_of_launch<Cfg>(Cfg::kMostBlocks) * Cfg::kTilesOfStage >= kMostSharingKTiles, "all k of a tile");
+  if (task.plan.tiles.blocks > Cfg::kMostBlocks) return "this kernel's blocks share no multiprocessor";
   args.groups = TileGroups(args.tiles_m, args.tiles_n, schedule.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 

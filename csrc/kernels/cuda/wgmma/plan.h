@@ -65,13 +65,14 @@ constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k
   return chunk_k < k && 4 * sums <= double(kMaxPartialBytes);
 }
 
-// How many blocks of a tile may share a multiprocessor. Two have registers where tiles are the smallest.
+// How many blocks of a tile may share a multiprocessor: there are registers for two of the smallest.
 constexpr int most_blocks(const TileShape& shape) { return shape.block_m == 64 && shape.block_n <= 64 ? 2 : 1; }
 
-// How many do: while one stores its tile, the other one multiplies. A tile's whole k has to fit into half of the
-// stages, since a longer one needs more of them on their way (half as fast from k = 1024 on).
+// How many do, so that one multiplies while the other one stores. A tile's whole k has to fit into the stages that two
+// blocks leave each other: a longer one needs more of them on their way (from k = 1024 on two take twice as long).
+inline constexpr int kMostSharingKTiles = 4;
 constexpr int blocks_of(const TileShape& shape, const GemmTask& p, int block_k) {
-  return p.k <= 4 * block_k && !p.sums_rows ? most_blocks(shape) : 1;
+  return p.k <= kMostSharingKTiles * block_k && !p.sums_rows ? most_blocks(shape) : 1;
 }
 
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles consist of boxes of 64 columns and of
@@ -232,7 +233,9 @@ inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
 inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const GemmTask& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  return costs.start + k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
+  const int blocks = blocks_of(shape, p, kWgmmaBlockK);
+  return costs.start + k_tiles * matrix_unit_microseconds(costs, shape, blocks) / blocks *
+                           std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
 // Microseconds of one launch by a simple model: waves of tiles, each of an epilogue, which consumers that take turns
@@ -249,7 +252,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   const int64_t num_tiles = p.batch * num_splits * tiles_m * tiles_n;
   const auto num_waves = double(ceil_div(num_tiles, at_once));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  // `count` tiles or clusters of them at a time, as many as there are multiprocessors at most.
+  // `count` tiles or clusters of them at a time, as many as run at once at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
     const double a_rows = copied_rows_a(tile, p), b_rows = copied_rows_b(tile, p);

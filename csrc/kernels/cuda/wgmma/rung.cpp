@@ -67,7 +67,7 @@ void describe_tiles(const WgmmaPlan& plan, bool is_exchanged, int64_t chunks, Fi
   fields.add("chunks", chunks);
   if (is_exchanged) fields.add("computes", "C^T");
   if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
-  if (tiles.blocks > 1) fields.add("blocks_per_sm", tiles.blocks);
+  if (tiles.blocks > 1) fields.add("blocks_per_cu", tiles.blocks);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {

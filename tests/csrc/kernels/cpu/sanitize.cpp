@@ -474,10 +474,10 @@ Case random_case() {
 // Shapes in which work is shared out in every way: split k, blocks of packed panels, rows streamed, dot
 // products, of columns that may begin in one set of the nearest cache.
 const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099},
-                                   {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},
+                                   {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 13000},
                                    {130, 97, 130}, {4, 257, 2050}, {1, 21, 2048},  {2, 13, 4096}};
 // Those of them whose way only an NT product takes.
-const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}, {3, 300, 3}, {5, 70, 2}, {40, 100, 4}};
+const int64_t kNtShapes[][3] = {{1, 1, 13000}, {1, 21, 2048}, {2, 13, 4096}, {3, 300, 3}, {5, 70, 2}, {40, 100, 4}};
 // Rows of whole steps of k, which tile instructions load where they lie: all of a product of few rows, each once for
 // all columns; those of a block whose last tile is not full.
 const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {5, 130, 4160}, {20, 20, 2080},

@@ -315,17 +315,9 @@ constexpr Case kCases[] = {
      .cluster_m = 1,
      .num_sms = 4},
     {.tile = {128, 192, true}, .m = 130, .n = 192, .k = 520, .is_a_along_m = true, .is_b_along_n = true},
-    // Two blocks of a multiprocessor, six tiles or more for each; their rings have three stages.
-    {.tile = {64, 32},
-     .m = 140,
-     .n = 74,
-     .k = 230,
-     .is_b_along_n = true,
-     .batch = 3,
-     .bias = 'x',
-     .activation = Activation::gelu,
-     .num_sms = 2,
-     .is_wide = true},
+    // Two blocks of a multiprocessor, several tiles for each; a tile fills the ring.
+    {.tile = {64, 64}, .m = 140, .n = 74, .k = 256, .batch = 3, .bias = 'x', .activation = Activation::gelu},
+    {.tile = {64, 32}, .m = 170, .n = 90, .k = 128, .is_a_along_m = true, .dtype = DType::f32, .num_sms = 2},
 };
 
 // Whether the launcher takes a plain kernel.

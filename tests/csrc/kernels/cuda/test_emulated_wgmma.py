@@ -39,7 +39,8 @@ REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
-WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN, TWO_BLOCKS, NUM_CASES = range(36, 43)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN = range(36, 41)
+TWO_BLOCKS, TWO_BLOCKS_TF32, NUM_CASES = range(41, 44)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -758,7 +759,7 @@ MUTANTS = {
         "int consumer) {\n  Ring<Cfg::kNumStages> ring{0, 0, {on} ? Cfg::kNumStages : num_stages<Cfg>(args)};",
         TWO_BLOCKS,
     ),
-    "two blocks: results are staged where stages of one block would end": (
+    "two blocks: results are staged in the last stage": (
         "kernel.h",
         "char* smem_c = smem + num_stages<Cfg>(args) * Cfg::kStageBytes;",
         "char* smem_c = smem + (num_stages<Cfg>(args) - ({on} ? 1 : 0)) * Cfg::kStageBytes;",
