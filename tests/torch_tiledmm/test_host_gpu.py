@@ -221,7 +221,7 @@ def placed(values, is_aligned, is_transposed):
 def test_mma_async_copies_each_operand_as_it_lies(dtype, layout):
     """Planted bugs that this test caught: the main loop copies A by the width of B; the first tiles of an operand that
     is not aligned are copied 16 bytes at a time; the last tile of one has elements beyond the end of k."""
-    for m, n, k in [(70, 36, 405), (33, 130, 150)]:
+    for m, n, k in [(70, 36, 205), (33, 130, 90)]:
         a, b = rand(m, k, dtype=dtype), rand(k, n, dtype=dtype)
         expected, _ = host_gpu.matmul(a, b, algorithm="mma_async")
         assert_close(expected, expect_matmul(a, b))
@@ -288,7 +288,7 @@ def test_direct_has_the_bits_of_the_other_kernels(dtype):
     kernels = {"direct": others, "direct_fma": ["simt_pipelined"]} if dtype == torch.float32 else {"direct": others}
     sizes = (1, 2, 3, 4, 5, 8, 13, 16, 17, 24, 33, 40, 70)
     for kernel, (other,) in kernels.items():
-        served = 0  # by few_columns, whose plans are those behind the tiles'
+        served, tiles = 0, 6 if (kernel, dtype) == ("direct", torch.float32) else 8  # behind these: few_columns
         for turn in range(12):
             batch, m, n, k = rng.choice((1, 3, 7)), *(rng.choice(sizes) for _ in range(3))
             n = rng.choice((n, 1, 5))
@@ -299,16 +299,16 @@ def test_direct_has_the_bits_of_the_other_kernels(dtype):
                 b = b.mT
             more = dict(bias=rand(n, dtype=dtype), activation="gelu") if turn % 4 == 3 else {}
             expected, _ = host_gpu.matmul(a, b, algorithm=other, **more)
-            for plan in (*rng.sample(range(8), 3), 8, 9):
+            for plan in (*rng.sample(range(tiles), 3), tiles, tiles + 1):
                 out = torch.full((batch, m, n + turn % 3), float("nan"), dtype=dtype)[:, :, :n]
                 if turn % 5 == 4:
                     out = torch.full((batch, n, m + 1), float("nan"), dtype=dtype)[:, :, :m].mT
                 try:
                     host_gpu.matmul(a, b, algorithm=f"{kernel}:{plan}", out=out, seed=turn, **more)
                 except NotImplementedError:
-                    assert plan >= 8
+                    assert plan >= tiles
                     continue
-                served += plan >= 8
+                served += plan >= tiles
                 assert torch.equal(out, expected), (plan, batch, m, n, k, a.stride(), b.stride(), out.stride())
         assert served >= 5
 
