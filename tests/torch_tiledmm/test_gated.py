@@ -166,9 +166,13 @@ def test_derivatives(activation):
     def product(*operands):
         return gated_linear(*operands, activation=activation)
 
-    assert gradcheck(product, given, check_forward_ad=True, check_batched_grad=True)
-    if activation != "relu":
-        assert gradgradcheck(product, given)
+    x, gate, up, gate_bias, up_bias = given
+    of_one_element = (x, gate, up, gate_bias[:1], up_bias), (x, gate[0], up[0], gate_bias[0], up_bias[:1])
+    for own in (given, *of_one_element):
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in own]
+        assert gradcheck(product, leaves, check_forward_ad=True, check_batched_grad=True)
+        if activation != "relu":
+            assert gradgradcheck(product, leaves)
     sums = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     assert gradcheck(lambda *own: OPS.gated(*own, activation=activation), sums, check_forward_ad=True)
     grads = torch.autograd.grad(product(*given).square().sum(), given)
