@@ -759,6 +759,12 @@ MUTANTS = {
         "int consumer) {\n  Ring<Cfg::kNumStages> ring{0, 0, {on} ? Cfg::kNumStages : num_stages<Cfg>(args)};",
         TWO_BLOCKS,
     ),
+    "two blocks: the producer's ring is as long as the kernel's": (
+        "kernel.h",
+        "Cfg::kConsumers * 4;\n  Ring<Cfg::kNumStages> ring{0, 0, num_stages<Cfg>(args)};",
+        "Cfg::kConsumers * 4;\n  Ring<Cfg::kNumStages> ring{0, 0, {on} ? Cfg::kNumStages : num_stages<Cfg>(args)};",
+        TWO_BLOCKS,
+    ),
     "two blocks: results are staged in the last stage": (
         "kernel.h",
         "char* smem_c = smem + num_stages<Cfg>(args) * Cfg::kStageBytes;",
