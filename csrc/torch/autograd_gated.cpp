@@ -73,22 +73,21 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
         .squeeze(-1);
   }
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
-  const auto of_columns = [&](const OptionalTensor& bias) {
-    return bias && bias->defined() ? broadcast(*bias, gate.sym_sizes().slice(0, 1), below) : Tensor();
+  const auto of_columns = [&](const OptionalTensor& bias) -> OptionalTensor {
+    return bias && bias->defined() ? broadcast(*bias, gate.sym_sizes().slice(0, 1), below) : bias;
   };
-  const Tensor wide_gate_bias = of_columns(gate_bias), wide_up_bias = of_columns(up_bias);
+  const OptionalTensor wide_gate_bias = of_columns(gate_bias), wide_up_bias = of_columns(up_bias);
   std::tuple<Tensor, Tensor, Tensor> computed;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    computed = gated_linear_and_sums_op().redispatch(below, input, gate, up, optional(wide_gate_bias),
-                                                     optional(wide_up_bias), activation, algorithm, out_dtype);
+    computed = gated_linear_and_sums_op().redispatch(below, input, gate, up, wide_gate_bias, wide_up_bias, activation,
+                                                     algorithm, out_dtype);
   }
   const auto apply_product = [&](const Tensor& weight, const Tensor& bias, const Computed& sum) {
     const std::string option = ProductOption(input, weight, bias, algorithm, out_dtype).text();
     return apply_function<LinearFormula<false>>(input, weight, bias, below, option, sum);
   };
-  return apply_gated(computed, gate, up, optional(wide_gate_bias), optional(wide_up_bias), activation, below,
-                     apply_product);
+  return apply_gated(computed, gate, up, wide_gate_bias, wide_up_bias, activation, below, apply_product);
 }
 
 // Gate's part and up's of what holds both, one behind the other.

@@ -64,7 +64,7 @@ __attribute__((noinline)) Status launch_dots(const GemmProblem& problem, const E
       }
     }
   };
-  const int64_t num_workers = min_of(executor.num_threads, ceil_div(kDotVectors<Op> * num_groups, 4));
+  const int64_t num_workers = min_of(executor.num_threads, ceil_div(num_whole, 4 * Config<Op>::kLanes));
   for_each_task(executor, num_workers, num_groups + (num_chunks > num_whole), dot_group);
   for (int64_t i = 0; i < problem.m; ++i) {
     for (int64_t j = 0; j < problem.n; ++j) {

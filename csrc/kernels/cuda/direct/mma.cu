@@ -139,7 +139,7 @@ direct_mma(DirectWork work, LaneSteps steps, FoldedProblem problem) {
 
 template <class T>
 Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Executor& executor) {
-  constexpr int kNumTiles = num_direct_tiles(sizeof(T) == 4 ? DType::f32 : DType::f16, true);
+  constexpr int kNumTiles = num_direct_tiles(kDTypeOf<T>, true);
   return visit_number<0, kNumTiles>(plan.tile, Status::unsupported, [&](auto tile) {
     constexpr int kCols = kDirectMmaTiles[decltype(tile)::value].cols;
     const DirectWork work(problem, plan, true);

@@ -106,8 +106,8 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
+      const int blocks = plan.path == Tf32Path::b_transposed ? 1 : blocks_of(shape, task, kTf32BlockK);
       for (int splits = 0; splits <= int(may_split); ++splits) {
-        const int blocks = plan.path == Tf32Path::b_transposed ? 1 : blocks_of(shape, task, kTf32BlockK);
         const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, blocks, task, num_sms);
         plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0, blocks};
         visit(plan, time + store_us, time);
