@@ -13,10 +13,11 @@ struct GemmTask {
   int64_t m, n, k, chunk_k, batch;
   int num_batch_dims;
   TaskOperand a, b;
-  bool is_c_aligned = false;  // rows of C consist of whole units of 16 bytes
-  bool sums_rows = false;     // of A, too
-  bool is_wide = false;       // C has fp32, the operands 16 bits
-  bool is_b_fp8 = false;      // B has 8 bits, and A more
+  bool is_c_aligned = false;     // rows of C consist of whole units of 16 bytes
+  bool sums_rows = false;        // of A, too
+  bool is_wide = false;          // C has fp32, the operands 16 bits
+  bool is_b_fp8 = false;         // B has 8 bits, and A more
+  bool crosses_sectors = false;  // rows of C begin within one, if they do with 16 bytes
 };
 
 inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {

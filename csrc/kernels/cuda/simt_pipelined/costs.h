@@ -23,27 +23,27 @@ struct SimtCosts {
 };
 inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
 inline constexpr CostRow<SimtCosts> kSimtBatchCosts[] = {
-    // H100, 1222 random batches
+    // H200, 1,150 random batches of all precisions
     {90,
-     {{318, 236.9, 109.3, 78.89, 47.52, 81.92, 39.66, 30.35, 25.35, 19.38, 13.62, 12.86, 12.35},
-      {344.3, 123.2, 77.12, 53.23, 37.35, 61.57, 33.26, 24.15, 24.56, 14.82, 11.08, 11.92, 9.867},
-      0.07474,
-      0.06942,
-      5.545,
-      2.727e6,
-      2.068e6,
-      5.965e6,
-      3.063e6,
-      5.782,
-      1896,
-      1.12,
-      2.948,
-      5.982,
-      1.607e-5,
-      8.973e-5,
-      0.03045,
-      0.1725,
-      0.1341}}};
+     {{318, 204.9, 109.1, 78.16, 45.28, 76.77, 43.46, 30.65, 26.93, 20.16, 14.53, 12.9, 11.75},
+      {328.1, 119.5, 85.84, 61.05, 41.75, 66.52, 39.57, 27.66, 24.82, 16.75, 11.64, 11.24, 7.921},
+      0.06793,
+      0.06895,
+      3.22,
+      2.626e6,
+      2.418e6,
+      5.718e6,
+      4.199e6,
+      4.83,
+      2122,
+      1.636,
+      3.089,
+      6.014,
+      1.484e-5,
+      8.421e-5,
+      0.03601,
+      0.1522,
+      0.1864}}};
 
 struct FewRowsCosts {
   FmaTime load = 1.15, lone = 8, step = 5;  // cycles for each k: of a load; of a lone warp, and for each of its steps
@@ -56,9 +56,9 @@ struct FewRowsCosts {
 };
 inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};
 inline constexpr CostRow<FewRowsCosts> kFewRowsBatchCosts[] = {
-    // H100, 1222 random batches
+    // H200, 1,150 random batches of all precisions
     {90,
-     {1.049, 5.591, 6.497, 3.7e6, 1.391e6, 4.541e6, 6.672, 2411, 0.6054, 2.606, 2.37, 0.1033, 2.132e4, 3.701e-5, 5000,
-      0.008832}}};
+     {1.009, 5.318, 6.904, 3.765e6, 1.394e6, 4.573e6, 6.284, 2476, 0.5603, 2.523, 2.353, 0.1024, 2.844e4, 3.682e-5,
+      5000, 0.009017}}};
 
 }  // namespace tiledmm

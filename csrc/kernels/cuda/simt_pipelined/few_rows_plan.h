@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/chip.h"
 #include "core/math.h"
@@ -99,16 +100,19 @@ inline double few_rows_microseconds(const FewRowsCosts& c, const GemmTask& task,
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
   const int64_t per_cu = min_of(fitting_blocks(plan, chip), ceil_div(blocks, chip.num_cus));
   const int64_t chunks_of_warp = ceil_div(num_chunks, plan.num_warps * plan.num_splits);
-  const int64_t rounds_of_blocks = ceil_div(blocks, chip.num_cus * per_cu), rounds = rounds_of_blocks * chunks_of_warp;
+  // Many short blocks even out.
+  const double shares = double(blocks) / double(chip.num_cus * per_cu);
+  const double rounds_of_blocks = plan.num_splits > 1 ? std::max(shares, 1.0) : std::ceil(shares);
   const double loads = c.load * double(per_cu * plan.num_warps) * (1 + plan.rows);
   const double chain = c.lone + c.step * double(ceil_div(plan.rows, kFewCols / plan.width));  // of a lone warp
-  const double work = c.latency + c.round * double(rounds_of_blocks - 1) +
-                      double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / c.cycles_per_us;
+  const double work = c.latency + c.round * (rounds_of_blocks - 1) +
+                      rounds_of_blocks * double(chunks_of_warp * min_of(task.chunk_k, task.k)) *
+                          (loads > chain ? loads : chain) / c.cycles_per_us;
   // What memory gives, less where a tile's rows along n are short, and what a multiprocessor draws from it.
   const bool has_short_rows = plan.width == kFewColsNarrow && !task.b.is_k_major;
   const double given =
       4 * double(task.n) * double(task.k) * double(task.batch) / (has_short_rows ? c.short_rows : c.rate);
-  // Many short blocks even out, of the others the multiprocessor with most decides.
+  // Of blocks that do not even out the multiprocessor with most decides.
   const double blocks_of_cu = plan.num_splits > 1 ? double(max_of(blocks, chip.num_cus)) / chip.num_cus
                                                   : double(ceil_div(blocks, chip.num_cus));
   const double drawn = 4 * blocks_of_cu * plan.cols * double(task.k) / plan.num_splits / c.drawn;

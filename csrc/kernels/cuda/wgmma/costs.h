@@ -29,6 +29,9 @@ struct WgmmaCosts {                                  // in 16 bits
   Mma16Time split_k_tile = 23e-6;  // of an element of a k tile at least, where chunks are side by side
   // Where consumers take turns: of a turn, twice if C is stored transposed; of an element that one of them stores.
   Fixed turn = 0.05, turn_element = 1.1e-4;
+  // Stores of rows that cross sectors, and how much faster a tile as wide as it is high makes them.
+  MemoryRate crossed = 1.6e6, crossed_wide = 0.2e6;
+  Fixed by_threads = 0;  // more for each element of a tile that threads store
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.
@@ -40,11 +43,11 @@ inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
           0.03,   0.01003,  0.149,   2.5,   2.5,     0.3,      32,      3e-7}}};
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
-    // H100, 687 random batches
-    {90, {0.07559, 1.698e-5, 3.005e6, 3.316e6, 4.739e6, 4.014,   2.062e6, 6e6,      8e6,    2.5e5,    5.97,
-          0.8264,  3.814e-5, 0.4,     0.4161,  1.316,   0.00836, 0.8877,  0.007413, 0.8036, 0.004698, 0.9708,
-          3.488e5, 1.001e5,  0.6,     0.8,     0.3,     0.1,     0.06,    0.03404,  0.1046, 2.3,      2.5,
-          0.03,    0.009982, 0.1497,  2.534,   2.5,     0.3,     32,      6.607e-7, 0}}};
+    // H200, 1,150 random batches of all precisions
+    {90, {0.06987,  1.64e-5, 4.637e6, 4.863e6, 2.367e6,  3.401,   2.001e6,  6.656e6, 8.576e6,  2.5e5,  4.891,   0.8948,
+          2.492e-5, 0.4,     0.4151,  1.543,   0.01387,  0.75,    0.006245, 1.256,   0.007741, 0.7063, 4.699e5, 1.146e5,
+          0.6,      0.8,     0.3,     0.1,     0.06212,  0.03468, 0.08585,  2.3,     2.5,      0.03,   0.01009, 0.2777,
+          2.704,    2.5,     0.3,     32,      5.059e-7, 0,       0.05,     0.00011, 1.6e6,    2e5,    3.04e-5}}};
 
 // Beside a B of 8 bits that is widened on its way. H200, 1,536 plans of 64 products: what it picks takes 2 % longer
 // than the best plan.
@@ -74,9 +77,9 @@ struct Tf32Costs {
 };
 inline constexpr CostRow<Tf32Costs> kTf32Costs[] = {{90, {}}};
 inline constexpr CostRow<Tf32Costs> kTf32BatchCosts[] = {
-    // H100, 687 random batches
-    {90, {0.09547, 0.1645, 0.009651, 2.47e-5, 0.2191,  0.07094, 3.353e6, 2.903e6, 2.111e5, 6.474,    0.7413, 2.977e-5,
-          1.294,   1.266,  2.527,    1.428e5, 2.136e5, 1.746,   0.01984, 0.3795,  2.287,   1.846e-6, 0.05502}}};
+    // H200, 1,150 random batches of all precisions
+    {90, {0.08799, 0.1614, 0.01054, 2.034e-5, 0.2084,  0.06874, 4.541e6, 4.102e6, 2.505e5, 5.265,    0.8606, 5.171e-5,
+          0.7625,  1.234,  2.143,   1.767e5,  3.297e5, 1.933,   0.01998, 0.4769,  2.359,   1.426e-6, 0.06416}}};
 
 // The constants of groups and gated layers are fitted to the times of 17 shapes, of equal and skewed groups, on an
 // H100.

@@ -57,7 +57,7 @@ constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
 }
 
 // Whether consumers may take turns: threads have no registers for chunks, and batches and short k gain nothing.
-constexpr bool may_take_turns(const GemmTask& p) { return p.chunk_k >= p.k && p.batch == 1 && p.k >= 4 * kWgmmaBlockK; }
+constexpr bool may_take_turns(const GemmTask& p) { return p.chunk_k >= p.k && p.batch == 1 && p.k >= 6 * kWgmmaBlockK; }
 
 // Whether chunks may be computed side by side: their sums fit.
 constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch) {
@@ -160,6 +160,8 @@ constexpr int row_alignment(uint64_t address, int64_t ld) {
   return bits % 128 == 0 ? 128 : bits % 64 == 0 ? 64 : bits % 32 == 0 ? 32 : 16;
 }
 
+inline constexpr int kSectorBytes = 32;
+
 constexpr bool is_aligned(const GemmTask& p) { return p.a.alignment >= 64 && p.b.alignment >= 64; }
 
 // So many rows, or columns, are few: the narrowest tiles have them.
@@ -229,6 +231,18 @@ inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
          costs.strip_cluster * cluster_microseconds(costs, plan.cluster_m, plan.cluster_n);
 }
 
+// What stores of a large C take longer where its rows begin within sectors: those at the sides of a tile are written
+// by two blocks, and memory reads what the cache gives up in between. Wide tiles of few rows have the fewest of them.
+// Of a single product; batches are not slowed down.
+constexpr double crossed_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p) {
+  constexpr double kHeldBytes = 50e6;  // by the second-level cache
+  const double bytes = (p.is_wide ? 4.0 : 2.0) * double(p.m) * double(p.n);
+  if (p.batch > 1 || bytes < kHeldBytes) return 0;
+  const double columns = plan.is_exchanged ? plan.shape.block_m : plan.shape.block_n;
+  const double rows = plan.is_exchanged ? plan.shape.block_n << plan.cluster_n : plan.shape.block_m << plan.cluster_m;
+  return std::max(bytes / (costs.crossed + costs.crossed_wide * columns / rows) - bytes / costs.rate, 0.0);
+}
+
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
 inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const GemmTask& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
@@ -275,7 +289,10 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
       const double turn = plan.is_exchanged ? 2 * costs.turn : costs.turn.value;
       return std::max(products + turn, (products + epilogue_of_turn(costs, tile)) / 2);
     }
-    return products + costs.tile + area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
+    // Threads take longer to store, unless the products of another block go on meanwhile.
+    const double stores = p.is_c_aligned || sharing > 1 ? 0 : costs.by_threads * area;
+    return products + costs.tile + area * costs.element + stores +
+           (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
@@ -305,7 +322,8 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     const double slower = large.alignment == 128 ? costs.few_128.value : costs.few.value;
     rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
   }
-  const double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
+  double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
+  if (p.crosses_sectors) memory += crossed_microseconds(costs, plan, p);
   const double sums = plan.shares_tiles    ? costs.shared_tile.value
                       : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
@@ -559,6 +577,8 @@ inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& gi
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   search.task = task_of(problem, a, b);
   search.task.is_c_aligned = plan.stores_by_tma;
+  search.task.crosses_sectors = plan.stores_by_tma && row_alignment(reinterpret_cast<uintptr_t>(p.c),
+                                                                    plan.c.ld * size_of(p.dtype_c) / 2) < kSectorBytes;
   const double num_copied =
       (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
   search.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +

@@ -304,7 +304,7 @@ constexpr Case kCases[] = {
      .is_wide = true,
      .is_bias_f32 = true},
     // Consumers that take tiles in turns: five of one block, four of another; the last ones begin early.
-    {.tile = {128, 192, true}, .m = 300, .n = 390, .k = 264, .bias = 'm', .activation = Activation::gelu, .num_sms = 2},
+    {.tile = {128, 192, true}, .m = 300, .n = 390, .k = 392, .bias = 'm', .activation = Activation::gelu, .num_sms = 2},
     // Clusters of them, three tiles for a block; a tile for a block, nothing for its second consumer.
     {.tile = {128, 192, true},
      .m = 300,
