@@ -60,6 +60,7 @@ test-ecosystem: build
 # About 10 minutes on 2 cores. A failing case is printed as code, with the command that runs it again.
 fuzz: build
 	$(VENV_PYTHON) -m torch_tiledmm.testing.fuzz --cases $(CASES) --seed $(SEED) --device $(DEVICE)
+	$(VENV_PYTHON) -m torch_tiledmm.testing.fuzz_layers --cases 1000 --seed $(SEED) --device $(DEVICE)
 
 bench: build
 	$(VENV_PYTHON) -m torch_tiledmm bench

@@ -13,6 +13,7 @@ from test_grouped import DTYPES, FORMS, SIZES, behind, operands, products, rando
 
 import torch_tiledmm
 from torch_tiledmm import gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul
+from torch_tiledmm.testing import fuzz_layers
 from torch_tiledmm.testing.cases import assert_same_bits
 from torch_tiledmm.testing.reference import assert_close, expect_linear
 
@@ -152,6 +153,13 @@ def test_a_gradient_changes_no_bit(dtype, activation):
     columns as for n: a weight that holds both is multiplied in halves, and compared with one product."""
     for m, n, k in ((9, 33, 70), (1, 264, 320), (1300, 1416, 200), (130, 64, 8192), (3, 4, 0)):
         check_that_a_gradient_changes_no_bit(m, n, k, dtype, activation)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operands_and_biases_of_any_layout(seed):
+    with torch.device("cpu"):  # which the operands come from
+        for number in range(100):
+            fuzz_layers.check_layer(fuzz_layers.draw_layer(seed, number), "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

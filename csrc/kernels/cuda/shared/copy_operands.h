@@ -60,11 +60,16 @@ TILEDMM_DEVICE void copy_unit(const CopyJob<uint16_t>& job, int64_t unit) {
     return;
   }
   const int64_t first = segment + lane % lanes;
+  const bool are_words = job.stride_inner == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
     const int64_t element = 2 * (first + i * lanes);
     const uint16_t* pair = from + element * job.stride_inner;
-    const uint32_t low = element < job.inner ? load_global(pair) : 0;
-    words[i] = low | (element + 1 < job.inner ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0);
+    if (are_words && element + 1 < job.inner) {
+      words[i] = load_global(reinterpret_cast<const uint32_t*>(pair));
+    } else {
+      const uint32_t low = element < job.inner ? load_global(pair) : 0;
+      words[i] = low | (element + 1 < job.inner ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0);
+    }
   }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
     const int64_t word = first + i * lanes;

@@ -1,0 +1,180 @@
+"""Fuzzer of products with an activation, gated ones and those of groups: operands of any layout, biases of any shape
+that is accepted, with a gradient and without.
+
+    python -m torch_tiledmm.testing.fuzz_layers --cases 2000 --seed 1 [--device cuda]
+    python -m torch_tiledmm.testing.fuzz_layers --seed 1 --case 123       one case again
+
+Each result has to have the bits of what defines it: plain products of contiguous operands with sums in the type of
+accumulators, one for each weight and each group, then one pass over the sums. So has the result under a gradient. Each
+gradient has to have the bits of that of contiguous operands. The values of plain products are fuzz.py's matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import gated_grouped_matmul, gated_linear, grouped_matmul, linear
+from .cases import Layout, assert_same_bits, draw_layout, draw_size, fill, nans
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+BIASES = ("none", "columns", "columns", "one", "scalar")
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """A product: `ends` of its groups, none where it has none; one weight or two, apart or one behind the other."""
+
+    m: int
+    n: int
+    k: int
+    ends: tuple[int, ...]
+    num_weights: int
+    is_stacked: bool
+    dtype: torch.dtype
+    activation: str
+    biases: tuple[str, ...]
+    layouts: tuple[Layout, ...]  # of the rows, of each weight, of each bias of more than one element
+
+    def shapes(self) -> list[tuple[int, ...] | None]:
+        """Of rows, weights (out, in) and biases; None: there is none."""
+        groups = (len(self.ends),) if self.ends else ()
+        n = self.n * (self.num_weights if self.is_stacked else 1)
+        of_bias = {"none": None, "columns": (*groups, n), "one": (1,), "scalar": ()}
+        weights = [(*groups, n, self.k)] * (1 if self.is_stacked else self.num_weights)
+        return [(self.m, self.k), *weights, *(of_bias[bias] for bias in self.biases)]
+
+
+def draw_layer(seed: int, number: int) -> LayerCase:
+    rng = random.Random(f"layers {seed} {number}")
+    m, n, k = draw_size(rng, 300), draw_size(rng, 300), draw_size(rng, 1200)
+    ends = sorted(rng.randint(0, m) for _ in range(rng.randint(1, 5))) if rng.random() < 0.5 else ()
+    num_weights = rng.choice((1, 2, 2))
+    is_stacked = num_weights == 2 and rng.random() < 0.3
+    # A bias of one element would not say whose columns it is of: a group's, or one weight's of two.
+    kinds = ("none", "columns") if ends or is_stacked else BIASES
+    biases = [rng.choice(kinds) for _ in range(1 if is_stacked else num_weights)]
+    dtype, activation = rng.choice(DTYPES), rng.choice(ACTIVATIONS)
+    case = LayerCase(m, n, k, tuple(ends), num_weights, is_stacked, dtype, activation, tuple(biases), ())
+    layouts = [draw_layout(rng, shape or (1,), ("expanded",)) for shape in case.shapes()]
+    return replace(case, layouts=tuple(layouts))
+
+
+def make_operands(case: LayerCase, device: str) -> list[Any]:
+    """NaN lies around each."""
+    operands: list[Any] = []
+    for seed, (shape, layout) in enumerate(zip(case.shapes(), case.layouts, strict=True)):
+        if shape is None or len(shape) == 0:
+            operands.append(None if shape is None else torch.tensor(0.7, dtype=case.dtype, device=device))
+            continue
+        strides = layout.strides(shape)
+        memory = nans(layout.num_elements(shape), case.dtype)
+        memory = fill(memory, shape, strides, layout.before, "uniform", seed).to(device)
+        operands.append(memory.as_strided(shape, strides, layout.before))
+    return operands
+
+
+def compute(case: LayerCase, operands: Sequence[Any]) -> Tensor:
+    """By one call."""
+    rows, *others = operands
+    weights, biases = others[: -len(case.biases)], others[-len(case.biases) :]
+    if not case.ends:
+        product = linear if case.num_weights == 1 else gated_linear
+        if case.num_weights == 1 or case.is_stacked:
+            named = {"bias" if case.num_weights == 1 else "gate_bias": biases[0]}
+            return product(rows, weights[0], **named, activation=case.activation)
+        return gated_linear(rows, *weights, *biases, activation=case.activation)
+    offs = torch.tensor(case.ends, dtype=torch.int32, device=rows.device)
+    across = [weight.mT for weight in weights]
+    if case.num_weights == 1:
+        return grouped_matmul(rows, *across, offs=offs, bias=biases[0], activation=case.activation)
+    gate_bias, up_bias = (*biases, None)[:2]
+    options = {"gate_bias": gate_bias, "up_bias": up_bias, "activation": case.activation}
+    return gated_grouped_matmul(rows, *across, offs=offs, **options)
+
+
+def compute_apart(case: LayerCase, operands: Sequence[Any]) -> Tensor:
+    """By a plain product for each weight and each group, and one pass over their sums."""
+    rows, *others = operands
+    wide = torch.float64 if case.dtype == torch.float64 else torch.float32
+    if case.is_stacked:
+        weight, bias = others
+        both = (None, None) if bias is None else bias.tensor_split(2, -1)
+        others = [*weight.tensor_split(2, -2), *both]
+    weights, biases = others[: case.num_weights], others[case.num_weights :]
+    sums = []
+    for weight, bias in zip(weights, biases, strict=True):
+        if not case.ends:
+            sums.append(linear(rows, weight, bias, out_dtype=wide))
+            continue
+        total = torch.zeros(case.m, case.n, dtype=wide, device=rows.device)
+        for group, (first, end) in enumerate(zip((0, *case.ends[:-1]), case.ends, strict=True)):
+            own = None if bias is None else bias[group]
+            total[first:end] = linear(rows[first:end], weight[group], own, out_dtype=wide)
+        sums.append(total)
+    ops = torch.ops.tiledmm
+    out: Tensor
+    if case.num_weights == 1:
+        out = ops.activate(sums[0], case.activation).to(case.dtype)
+    else:
+        out = ops.gated(*sums, activation=case.activation, out_dtype=case.dtype)
+    if case.ends:
+        out[case.ends[-1] :] = 0  # rows of no group
+    return out
+
+
+def flushed(tensor: Tensor) -> Tensor:
+    """Without denormals and what rounds to the least normal number. A CPU's instructions may write 0 for these in bf16
+    (docs/numerics.md)."""
+    is_denormal = tensor.abs() <= torch.finfo(tensor.dtype).tiny
+    return torch.where(is_denormal, torch.copysign(torch.zeros_like(tensor), tensor), tensor)
+
+
+def check_layer(case: LayerCase, device: str = "cpu") -> None:
+    """Raises AssertionError where bits are not as promised."""
+    operands = make_operands(case, device)
+    plain = [
+        operand if operand is None else operand.clone(memory_format=torch.contiguous_format) for operand in operands
+    ]
+    out = compute(case, operands)
+    assert_same_bits(flushed(out), flushed(compute_apart(case, plain)), "one call")
+    grads = []
+    for given in (operands, plain):
+        leaves = [operand if operand is None else operand.detach().requires_grad_() for operand in given]
+        result = compute(case, leaves)
+        assert_same_bits(result, out, "under a gradient")
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(out)
+        grads.append(torch.autograd.grad(result, [leaf for leaf in leaves if leaf is not None], grad))
+    for own, expected in zip(*grads, strict=True):
+        assert_same_bits(own, expected, "gradients")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--case", type=int, help="this number alone")
+    args = parser.parse_args(arguments)
+    failures = 0
+    for number in range(args.cases) if args.case is None else (args.case,):
+        case = draw_layer(args.seed, number)
+        try:
+            check_layer(case, args.device)
+        except Exception as error:
+            failures += 1
+            print(f"case {number}: {type(error).__name__} {str(error)[:300]}\n  {case}", flush=True)
+    print(f"{failures} failures")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
