@@ -4,9 +4,9 @@ that is accepted, with a gradient and without.
     python -m torch_tiledmm.testing.fuzz_layers --cases 2000 --seed 1 [--device cuda]
     python -m torch_tiledmm.testing.fuzz_layers --seed 1 --case 123       one case again
 
-Each result has to have the bits of what defines it: plain products of contiguous operands with sums in the type of
-accumulators, one for each weight and each group, then one pass over the sums. So has the result under a gradient. Each
-gradient has to have the bits of that of contiguous operands. The values of plain products are fuzz.py's matter.
+Each result has to have the bits of a product of contiguous operands for each group; of two weights, those of their
+sums in the type of accumulators and one pass over them. So has the result under a gradient. Each gradient has to have
+the bits of that of contiguous operands. The values of products are fuzz.py's matter.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from ..ops import gated_grouped_matmul, gated_linear, grouped_matmul, linear
 from .cases import Layout, assert_same_bits, draw_layout, draw_size, fill, nans
 
+OPS = torch.ops.tiledmm
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 BIASES = ("none", "columns", "columns", "one", "scalar")
@@ -102,33 +103,31 @@ def compute(case: LayerCase, operands: Sequence[Any]) -> Tensor:
 
 
 def compute_apart(case: LayerCase, operands: Sequence[Any]) -> Tensor:
-    """By a plain product for each weight and each group, and one pass over their sums."""
+    """By a product for each weight and each group. Of two weights one pass over their sums follows."""
     rows, *others = operands
     wide = torch.float64 if case.dtype == torch.float64 else torch.float32
+    options = {"activation": case.activation} if case.num_weights == 1 else {"out_dtype": wide}
     if case.is_stacked:
         weight, bias = others
         both = (None, None) if bias is None else bias.tensor_split(2, -1)
         others = [*weight.tensor_split(2, -2), *both]
     weights, biases = others[: case.num_weights], others[case.num_weights :]
-    sums = []
+    results: list[Tensor] = []
     for weight, bias in zip(weights, biases, strict=True):
         if not case.ends:
-            sums.append(linear(rows, weight, bias, out_dtype=wide))
+            results.append(linear(rows, weight, bias, **options))
             continue
-        total = torch.zeros(case.m, case.n, dtype=wide, device=rows.device)
+        out = rows.new_zeros(case.m, case.n, dtype=options.get("out_dtype", case.dtype))
         for group, (first, end) in enumerate(zip((0, *case.ends[:-1]), case.ends, strict=True)):
             own = None if bias is None else bias[group]
-            total[first:end] = linear(rows[first:end], weight[group], own, out_dtype=wide)
-        sums.append(total)
-    ops = torch.ops.tiledmm
-    out: Tensor
+            out[first:end] = linear(rows[first:end], weight[group], own, **options)
+        results.append(out)
     if case.num_weights == 1:
-        out = ops.activate(sums[0], case.activation).to(case.dtype)
-    else:
-        out = ops.gated(*sums, activation=case.activation, out_dtype=case.dtype)
+        return results[0]
+    gated: Tensor = OPS.gated(*results, activation=case.activation, out_dtype=case.dtype)
     if case.ends:
-        out[case.ends[-1] :] = 0  # rows of no group
-    return out
+        gated[case.ends[-1] :] = 0  # rows of no group
+    return gated
 
 
 def flushed(tensor: Tensor) -> Tensor:

@@ -28,26 +28,22 @@ struct CopyJobs {
 
 constexpr int kCopyThreads = 256;
 
-// ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one, for a warp.
+// ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one. A warp takes units that follow each other, so
+// that it seldom has to divide.
 constexpr int kCopyWords = 8;                      // of two elements, a lane's part of a segment
 constexpr int64_t kCopySegment = 32 * kCopyWords;  // words
+constexpr int kCopyBlocks = 5;                     // of a multiprocessor, all at the same time
 
-TILEDMM_DEVICE void copy_unit(const CopyJob<uint16_t>& job, int64_t unit) {
-  const int lane = thread_idx() % 32, lanes = 32 / job.rows_of_unit;
-  const bool is_small = job.num_units <= UINT32_MAX;
-  const int64_t group = is_small ? int64_t(uint32_t(unit) / uint32_t(job.units_of_row)) : unit / job.units_of_row;
-  const int64_t row = group * job.rows_of_unit + lane / lanes;
-  if (row >= job.num_rows) return;
-  const int64_t item = job.batch.num_items > 1 ? row / job.outer : 0;
-  const uint16_t* from = job.from + job.batch.offset(item) + (row - item * job.outer) * job.stride_outer;
-  auto* to = reinterpret_cast<uint32_t*>(job.to + row * job.ld);
-  const int64_t segment = (unit - group * job.units_of_row) * kCopySegment;
+// A lane's words of a row from word `segment` on.
+TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* from, uint32_t* to, int64_t segment,
+                                 int lane, int lanes) {
+  const bool are_words = job.stride_inner == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
   uint32_t words[kCopyWords];
   if (job.stride_inner == 1 && job.rows_of_unit == 1 && 2 * (segment + kCopySegment) <= job.inner) {
     // Inside of the row: every address is a constant away from the first.
     from += 2 * (segment + lane);
     to += segment + lane;
-    if (reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+    if (are_words) {
       TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
         words[i] = load_global(reinterpret_cast<const uint32_t*>(from + 64 * i));
       }
@@ -60,35 +56,67 @@ TILEDMM_DEVICE void copy_unit(const CopyJob<uint16_t>& job, int64_t unit) {
     return;
   }
   const int64_t first = segment + lane % lanes;
-  const bool are_words = job.stride_inner == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
+  from += 2 * first * job.stride_inner;
+  to += first;
+  const int left = int(min_of(job.inner - 2 * first, 2 * kCopySegment));  // elements
+  const int room = int(min_of(job.ld - 2 * first, 2 * kCopySegment));
+  if (job.stride_inner != 1) {
+    TILEDMM_NO_UNROLL for (int at = 0; at < room; at += 2 * lanes, to += lanes) {
+      const uint16_t* pair = from + at * job.stride_inner;
+      const uint32_t low = at < left ? load_global(pair) : 0;
+      store_global(to, low | (at + 1 < left ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0));
+    }
+    return;
+  }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-    const int64_t element = 2 * (first + i * lanes);
-    const uint16_t* pair = from + element * job.stride_inner;
-    if (are_words && element + 1 < job.inner) {
-      words[i] = load_global(reinterpret_cast<const uint32_t*>(pair));
+    const int at = 2 * i * lanes;
+    if (are_words && at + 1 < left) {
+      words[i] = load_global(reinterpret_cast<const uint32_t*>(from + at));
     } else {
-      const uint32_t low = element < job.inner ? load_global(pair) : 0;
-      words[i] = low | (element + 1 < job.inner ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0);
+      const uint32_t low = at < left ? load_global(from + at) : 0;
+      words[i] = low | (at + 1 < left ? uint32_t(load_global(from + at + 1)) << 16 : 0);
     }
   }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-    const int64_t word = first + i * lanes;
-    if (2 * word < job.ld) store_global(to + word, words[i]);
+    if (2 * i * lanes < room) store_global(to + i * lanes, words[i]);
   }
 }
 
-[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, 1) copy_operands(CopyJobs<uint16_t> both, int64_t num_blocks) {
+TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int64_t end) {
+  const int lane = thread_idx() % 32, lanes = 32 / job.rows_of_unit;
+  const int64_t group = unit / job.units_of_row;
+  int64_t segment = unit - group * job.units_of_row;
+  int64_t row = group * job.rows_of_unit + lane / lanes;
+  // Of the item that the row lies in.
+  int64_t row_of_item = 0;
+  const uint16_t* from = nullptr;
+  const auto find_item = [&] {
+    if (row >= job.num_rows) return;
+    const int64_t item = job.batch.num_items > 1 ? row / job.outer : 0;
+    row_of_item = row - item * job.outer;
+    from = job.from + job.batch.offset(item);
+  };
+  find_item();
+  for (; unit < end; ++unit) {
+    if (row < job.num_rows)
+      copy_segment(job, from + row_of_item * job.stride_outer, reinterpret_cast<uint32_t*>(job.to + row * job.ld),
+                   segment * kCopySegment, lane, lanes);
+    if (++segment < job.units_of_row) continue;
+    segment = 0, row += job.rows_of_unit, row_of_item += job.rows_of_unit;
+    if (row_of_item >= job.outer) find_item();
+  }
+}
+
+[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, kCopyBlocks) copy_operands(CopyJobs<uint16_t> both, int64_t num_blocks) {
   constexpr int kWarps = kCopyThreads / 32;
   let_later_kernels_start();
   wait_for_earlier_kernels();
-  const int64_t num_units = both.jobs[0].num_units + both.jobs[1].num_units;
-  for (int64_t unit = block_idx() * kWarps + thread_idx() / 32; unit < num_units; unit += num_blocks * kWarps) {
-    if (unit < both.jobs[0].num_units) {
-      copy_unit(both.jobs[0], unit);
-    } else {
-      copy_unit(both.jobs[1], unit - both.jobs[0].num_units);
-    }
-  }
+  const int64_t first_units = both.jobs[0].num_units, num_units = first_units + both.jobs[1].num_units;
+  const int64_t units_of_warp = ceil_div(num_units, num_blocks * kWarps);
+  const int64_t unit = (block_idx() * kWarps + thread_idx() / 32) * units_of_warp;
+  const int64_t end = min_of(unit + units_of_warp, num_units);
+  if (unit < first_units) copy_units(both.jobs[0], unit, min_of(end, first_units));
+  if (end > first_units) copy_units(both.jobs[1], max_of(unit, first_units) - first_units, end - first_units);
 }
 
 // ---- 32 bits: rows become what the kernel wants, whichever dimension follows itself in memory. A unit is a tile, for
@@ -301,7 +329,7 @@ class OperandCopies {
     if (count_ == 0) return Status::ok;
     int64_t num_blocks = jobs_.jobs[0].num_units + jobs_.jobs[1].num_units;
     if constexpr (sizeof(T) == 2) {
-      num_blocks = min_of(ceil_div(num_blocks, kCopyThreads / 32), int64_t(executor_.num_cus) * 8);
+      num_blocks = min_of(ceil_div(num_blocks, kCopyThreads / 32), int64_t(executor_.num_cus) * kCopyBlocks);
     }
     void (*const kernel)(CopyJobs<T>, int64_t) = copy_operands;
     constexpr size_t kShared = sizeof(T) == 1 ? sizeof(CopyBytesShared) : sizeof(T) == 2 ? 0 : sizeof(CopyShared);

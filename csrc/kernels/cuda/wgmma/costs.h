@@ -44,7 +44,7 @@ inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
     // H200, 1,150 random batches of all precisions
-    {90, {0.06987,  1.64e-5, 4.637e6, 4.863e6, 2.367e6,  3.401,   2.001e6,  6.656e6, 8.576e6,  2.5e5,  4.891,   0.8948,
+    {90, {0.06987,  1.64e-5, 4.637e6, 4.863e6, 2.367e6,  3.401,   3e6,      6.656e6, 8.576e6,  2.5e5,  4.891,   0.8948,
           2.492e-5, 0.4,     0.4151,  1.543,   0.01387,  0.75,    0.006245, 1.256,   0.007741, 0.7063, 4.699e5, 1.146e5,
           0.6,      0.8,     0.3,     0.1,     0.06212,  0.03468, 0.08585,  2.3,     2.5,      0.03,   0.01009, 0.2777,
           2.704,    2.5,     0.3,     32,      5.059e-7, 0,       0.05,     0.00011, 1.6e6,    2e5,    3.04e-5}}};
