@@ -15,6 +15,7 @@ import subprocess  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import compilers  # noqa: E402
+import device_sources  # noqa: E402
 import gpu_objects
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -56,25 +57,14 @@ def built_once(tmp_path_factory):
     return find
 
 
-# Of the rungs with matrix instructions, CI compiles for devices those kernels whose operands have unlike layouts: what
-# reads an operand knows the layout of its own alone.
-LIKE_LAYOUTS = ("launch(std::true_type{}, std::true_type{})", "launch(std::false_type{}, std::false_type{})")
-
-
 @pytest.fixture(scope="session")
 def csrc_of_devices(built_once):
-    """The sources that are compiled for devices: those of csrc without LIKE_LAYOUTS, all of it on request."""
+    """The sources that are compiled for devices: an edited copy of csrc, all of it on request."""
     if compilers.IS_WHOLE:
         return gpu_objects.CSRC
 
     def build(folder: Path) -> None:
-        shutil.copytree(gpu_objects.CSRC, folder / "csrc")
-        changed = folder / "csrc/platform/mma.h"
-        source = changed.read_text()
-        for text in LIKE_LAYOUTS:
-            assert source.count(text) == 1, f"the choice of layouts has a new place: {text}"
-            source = source.replace(text, "Status::unsupported")
-        changed.write_text(source)
+        device_sources.copy_edited(gpu_objects.CSRC, folder, device_sources.EDITS)
 
     return built_once("csrc_of_devices", build) / "csrc"
 
@@ -97,6 +87,7 @@ def amd_object(built_once, csrc_of_devices):
             csrc = csrc_of_devices if is_of_ladder else gpu_objects.CSRC
             own = csrc / source.relative_to(gpu_objects.CSRC) if is_of_ladder else source
             command += ["--no-gpu-bundle-output", "-Rpass-analysis=kernel-resource-usage", f"-I{csrc}"]
+            command += [] if compilers.IS_WHOLE else device_sources.MACROS_FOR_AMD.get((arch, source.stem), [])
             done = subprocess.run(
                 [*command, "-c", *one.arguments(own), "-o", folder / "code"], capture_output=True, text=True
             )

@@ -72,7 +72,7 @@ def make_torch(folder: Path) -> Path:
     return folder
 
 
-def make_tree(tree: Path, csrc: Path) -> Path:
+def make_tree(tree: Path) -> Path:
     """The sources of a build with few kernels of csrc: launchers are weak, so what is not there is "not compiled"."""
     tree.mkdir()
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
@@ -80,7 +80,7 @@ def make_tree(tree: Path, csrc: Path) -> Path:
     (tree / "tools").mkdir()
     shutil.copy2(ROOT / "tools/gpu_objects.py", tree / "tools")
     (tree / "torch_tiledmm").mkdir()
-    shutil.copytree(csrc, tree / "csrc")
+    shutil.copytree(gpu_objects.CSRC, tree / "csrc")
     kernels = tree / "csrc" / "kernels"
     kept = {kernels / name for name in COMPILED}
     kept |= {entries for source in kept for entries in source.parent.glob("*.cpp")}
@@ -110,14 +110,14 @@ def run_setup(tree: Path, rocm: Path, torch_folder: Path, **env: str) -> subproc
 
 
 @pytest.fixture(scope="session")
-def build(built_once, num_jobs, csrc_of_devices):
+def build(built_once, num_jobs):
     """The folder of ROCm, torch and the tree in which the library was built, and what the build said."""
     if not shutil.which("clang++-22"):
         assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
         pytest.skip("there is no clang++-22")
 
     def build_all(folder: Path) -> None:
-        tree, torch_folder = make_tree(folder / "tree", csrc_of_devices), make_torch(folder / "torch")
+        tree, torch_folder = make_tree(folder / "tree"), make_torch(folder / "torch")
         options = {"PYTORCH_ROCM_ARCH": "gfx942;gfx1100 gfx1030", "TILEDMM_WERROR": "1", "MAX_JOBS": str(num_jobs)}
         done = run_setup(tree, make_rocm(folder / "rocm"), torch_folder, **options)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -386,7 +386,7 @@ def test_the_headers_of_hip_declare_the_same(build, tmp_path):
 def small_tree(tmp_path_factory):
     """A build that ends at its first kernel, with the words of a hipcc that compiles nothing."""
     folder = tmp_path_factory.mktemp("choices")
-    tree = make_tree(folder / "tree", ROOT / "csrc")
+    tree = make_tree(folder / "tree")
     (tree / "csrc" / "torch" / "abi.cpp").unlink()
     for source in (tree / "csrc").rglob("*.cu"):
         if source.name != "01_naive.cu":

@@ -86,8 +86,8 @@ def test_dtypes_that_differ(warp_size, narrow):
 @pytest.mark.takes_long("host_gpu")
 @pytest.mark.parametrize("narrow", (torch.float16, torch.bfloat16), ids=str)
 def test_wide_results_of_production_kernels(narrow):
-    """Rounded, a C in fp32 is the C in 16 bits, by every plan; what is added has either dtype. Planted bugs that this
-    test caught: a bias of 16 bits read as fp32, a total of chunks stored rounded.
+    """Rounded, a C in fp32 is the C in 16 bits, by every plan of one dtype; what is added has either dtype.
+    Planted bugs that this test caught: a bias of 16 bits read as fp32, a total of chunks stored rounded.
     """
     wide = torch.float32
     for m, n, k, layout in (
@@ -103,14 +103,15 @@ def test_wide_results_of_production_kernels(narrow):
         a = rand(k, m, dtype=narrow).mT if layout[0] == "T" else rand(m, k, dtype=narrow)
         b = rand(n, k, dtype=narrow).mT if layout[1] == "T" else rand(k, n, dtype=narrow)
         how = {"layout": layout, "device": "host:host", "out_dtype": wide}
+        plain, _ = host_gpu.matmul(a, b, algorithm="mma_async")
         for name in ("mma_async", "skinny", "direct"):
             plans = explain(m, n, k, narrow, plans_of=name, **how).candidates
             assert plans or name != "mma_async"
             assert plans or name != "direct" or k not in (24, 72)
-            for plan in range(len(plans)):
+            for plan in range(narrow == torch.bfloat16, len(plans), 2):
                 memory = torch.full((m + 1, n + 3), torch.nan)
                 out, _ = host_gpu.matmul(a, b, algorithm=f"{name}:{plan}", out=memory[1:, 1 : n + 1])
-                assert torch.equal(out.to(narrow), host_gpu.matmul(a, b, algorithm="mma_async")[0]), (name, plan)
+                assert torch.equal(out.to(narrow), plain), (name, plan)
                 assert memory[0].isnan().all() and memory[:, 0].isnan().all() and memory[:, n + 1 :].isnan().all()
             for bias in (rand(n, dtype=narrow), rand(m, n, dtype=wide)) if plans else ():
                 added = {"bias": bias, "alpha": 0.5, "beta": -2, "algorithm": name, "out_dtype": wide}
@@ -219,16 +220,19 @@ def placed(values, is_aligned, is_transposed):
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_mma_async_copies_each_operand_as_it_lies(dtype, layout):
-    """Planted bugs that this test caught: the main loop copies A by the width of B; the first tiles of an operand that
+    """Every plan of fp64 meets each of four ways to be aligned in one layout; those of fp32, which are few, in two.
+
+    Planted bugs that this test caught: the main loop copies A by the width of B; the first tiles of an operand that
     is not aligned are copied 16 bytes at a time; the last tile of one has elements beyond the end of k."""
+    turn, step = ("NN", "NT", "TN", "TT").index(layout), 4 if dtype == torch.float64 else 2
     for m, n, k in [(70, 36, 205), (33, 130, 90)]:
         a, b = rand(m, k, dtype=dtype), rand(k, n, dtype=dtype)
         expected, _ = host_gpu.matmul(a, b, algorithm="mma_async")
         assert_close(expected, expect_matmul(a, b))
         plans = len(explain(m, n, k, dtype, device="host:host", plans_of="mma_async").candidates)
-        for is_a_aligned, is_b_aligned in itertools.product((False, True), repeat=2):
+        for way, (is_a_aligned, is_b_aligned) in enumerate(itertools.product((False, True), repeat=2)):
             operands = (placed(a, is_a_aligned, layout[0] == "T"), placed(b, is_b_aligned, layout[1] == "T"))
-            for plan in range(plans):
+            for plan in range((way + turn) % step, plans, step):
                 out, _ = host_gpu.matmul(*operands, algorithm=f"mma_async:{plan}")
                 assert torch.equal(out, expected), (m, n, k, is_a_aligned, is_b_aligned, plan)
 

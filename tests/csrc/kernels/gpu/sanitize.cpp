@@ -1,6 +1,7 @@
 // Runs the GPU rungs on the host executor, for test_host_execution.py, which compiles everything with the address and
-// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM [faults]]: so many cases of one algorithm, or of
-// each (all, the default). The first wrong case ends the program with code 1.
+// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM [faults|FIRST]]: so many cases of one algorithm, or
+// of each (all, the default). The first wrong case ends the program with code 1 and its number. With FIRST it begins
+// with the case of this number; those before it come last.
 //
 // Operands lie in heap memory of exactly their size; C starts as NaN. Every result is compared with a float64 reference
 // within gamma(k + 2) (|A| |B| + |bias|), and bit for bit with that of other orders of the threads.
@@ -30,6 +31,7 @@
 
 using namespace tiledmm;
 
+extern "C" void __sanitizer_set_death_callback(void (*callback)());
 extern "C" int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* algorithm, uint64_t seed,
                                      host_gpu::Counts* counts, host_gpu::Faults* faults, char* reason, size_t capacity);
 
@@ -57,7 +59,10 @@ std::vector<Algorithm> find_algorithms() {
 
 const std::vector<Algorithm> algorithms = find_algorithms();
 
-std::mt19937 generator(20240301);
+std::mt19937 generator(20240301);  // each case without faults begins with a seed of its own
+int64_t case_idx = 0;
+
+void say_case() { std::fprintf(stderr, "case %ld\n", long(case_idx)); }
 
 int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
 
@@ -486,6 +491,7 @@ int main(int argc, char** argv) {
   const int64_t cases = argc > 1 ? std::atoll(argv[1]) : 10;
   const char* only = argc > 2 && std::strcmp(argv[2], "all") != 0 ? argv[2] : nullptr;
   has_faults = argc > 3 && std::strcmp(argv[3], "faults") == 0;
+  const int64_t first = argc > 3 && !has_faults ? std::atoll(argv[3]) : 0;
   std::vector<Algorithm> asked;
   std::string names;
   for (const Algorithm& algorithm : algorithms) {
@@ -503,9 +509,12 @@ int main(int argc, char** argv) {
     const Algorithm& algorithm = algorithm_of(idx);
     if (!run_dry_case(random_dtype(algorithm), algorithm)) return 1;
   }
-  for (int64_t idx = 0; idx < num_cases; ++idx) {
-    const Algorithm& algorithm = algorithm_of(idx);
-    const bool is_empty = idx < int64_t(asked.size());
+  __sanitizer_set_death_callback(say_case);
+  for (int64_t i = 0; i < num_cases; ++i) {
+    case_idx = (first + i) % num_cases;
+    if (!has_faults) generator.seed(unsigned(20240301 + case_idx));
+    const Algorithm& algorithm = algorithm_of(case_idx);
+    const bool is_empty = case_idx < int64_t(asked.size());
     const DType results[] = {DType::f32, DType::f16, DType::bf16};
     const DType dtype = algorithm.has_8_bits ? results[random_int(0, 2)] : random_dtype(algorithm);
     const bool is_right = visit_dtype(dtype, [&](auto* element) {
@@ -515,7 +524,10 @@ int main(int argc, char** argv) {
       }
       return run_case<T>(dtype, algorithm, is_empty);
     });
-    if (!is_right) return 1;
+    if (!is_right) {
+      say_case();
+      return 1;
+    }
   }
   std::printf("%ld cases are right, %ld allocations and %ld launches were made to fail, by %s\n", long(num_cases),
               long(num_failed_allocations), long(num_failed_launches), names.c_str());

@@ -2,8 +2,8 @@
 
 In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
 minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a, fp16's for sm_90a as
-well as bf16's, operands of like layouts as well as of unlike ones, more sizes of tiles, 06 and 07 for sm_90a, most
-rungs for sm_80 as well as for sm_90a, and every rung is compiled for every chip of AMD.
+well as bf16's, tiles with all layouts of operands and all dtypes of results (device_sources.py), more sizes of them, 06
+and 07 for sm_90a, most rungs for sm_80 as well as for sm_90a, and every rung is compiled for every chip of AMD.
 """
 
 import importlib.util
@@ -17,6 +17,7 @@ import compilers
 import gpu_objects
 import pytest
 from compilers import IS_WHOLE
+from device_sources import WITHOUT_F16, copy_edited
 from gpu_objects import Source
 
 ROOT = Path(__file__).parents[4]
@@ -24,8 +25,8 @@ ROOT = Path(__file__).parents[4]
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
 # instructions others assemble: 05, elementwise and mma_async/unaligned. What is compiled for sm_90a, too, has the same
 # source and would show nothing else: it is left to a request.
-UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned", "direct/mma")
-PTX_FOR_SM_80 = ("06_mma_cached", "07_mma_double_buffered")
+UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned",)
+PTX_FOR_SM_80 = ("06_mma_cached", "07_mma_double_buffered", "direct/mma")
 NOT_FOR_SM_80 = (
     *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled", "08_mma_output_cached"),
     *("simt_pipelined", "mma_async/instances", "mma_async/launch", "skinny/kernel", "direct/fma"),
@@ -41,14 +42,24 @@ LIKE_OTHERS = (
     *(f"wgmma/grouped_instances_sm90a.{i}" for i in (1, 3)),
     *(f"wgmma/fp8_instances_sm90a.{i}" for i in (1, 5, 7, 8, 9, 10, 11)),  # other dtypes of operands and of C
     *(f"wgmma/fp8_grouped_instances_sm90a.{i}" for i in range(3, 10)),
-    *(f"wgmma/fp8_b_instances_sm90a.{i}" for i in (1, 3, 5, 7)),
+    *(f"wgmma/fp8_b_instances_sm90a.{i}" for i in (0, 1, 3, 5, 6, 7)),  # the largest and the smallest tiles are left
     *(f"simt_pipelined/instances.{i}" for i in (1, 2)),  # the last one has kernels for groups
     *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5, 8)),
 )
-WGMMA = "launch_kernel_of<ConfigOf<T, C, TILE, {}, {}, CLUSTERS>, SHARES>(task)"
+# A layout of operands, of two unlike ones (device_sources.py), where another dtype, result or chip has the other one.
+LAYOUTS = {
+    ("9.0a", "08_mma_output_cached"): 2,
+    ("9.0a", "direct/fma"): 1,
+    ("9.0a", "direct/mma"): 2,
+    ("9.0a", "mma_async/instances.4"): 1,
+    ("9.0a", "mma_async/instances.6"): 2,
+    ("9.0a", "mma_async/instances.7"): 2,
+    ("9.0a", "mma_async/unaligned"): 2,
+    ("8.0", "mma_async/unaligned"): 1,
+    ("9.0a", "simt_pipelined/instances.3"): 2,
+}
 # For sm_90a: file, text, what takes its place.
 EDITS_FOR_HOPPER = [
-    ("platform/element.h", "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n", ""),
     (
         "kernels/cuda/skinny/kernel.cu",
         "dtype == DType::f16 ? launch<Half>(problem, work, executor)\n                               : ",
@@ -61,6 +72,13 @@ EDITS_FOR_HOPPER = [
         "    if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});\n",
         "",
     ),
+    (
+        "kernels/cuda/simt_pipelined/few_rows.h",
+        """plan.num_stages == kFewStagesDeep ? launch_few_rows<kFewCols, kFewStagesDeep>(plan, problem, executor)
+                                           : launch_few_rows<kFewCols, kFewStages>(plan, problem, executor)""",
+        "launch_few_rows<kFewCols, kFewStagesDeep>(plan, problem, executor)",
+    ),
+    ("kernels/cuda/mma_async/fp8.cu", "visit_number<0, kNumMmaFp8Shapes>", "visit_number<1, 2>"),  # sm_80 has all
     ("kernels/cuda/wgmma/task.h", "{DType::bf16, 0, 2}", "{DType::bf16, 0, 1}"),
     ("kernels/cuda/wgmma/task.h", "hold_all(kWgmmaInstances, DType::bf16, kNumTileShapes)", "true"),
     (
@@ -74,15 +92,50 @@ EDITS_FOR_HOPPER = [
         ": width == 16 ? launch_sources<16>(task)\n         : width == 32 ? launch_sources<32>(task)\n",
         "",
     ),
-    # Operands of like layouts, as in conftest.py.
+    # A pair of unlike layouts for each tile, the other one where C has another dtype.
+    (
+        "kernels/cuda/wgmma/kernel.h",
+        "const char* launch_layout(const Task& task) {\n",
+        """const char* launch_layout(const Task& task) {
+  constexpr bool kIsOfN = (TILE + std::is_same_v<T, C>) % 2 == 0 && serves_layout(kTileShapes[TILE], false);
+  return launch_kernel_of<ConfigOf<T, C, TILE, !kIsOfN, kIsOfN, CLUSTERS>, SHARES>(task);
+}
+
+template <class T, class C, int TILE, bool CLUSTERS, bool SHARES>
+const char* launch_all_layouts(const Task& task) {
+""",
+    ),
+    (
+        "kernels/cuda/wgmma/grouped.h",
+        """  const bool is_k_major = task.plan.b.is_k_major;
+  if (p.gated_b) {
+    if (is_k_major) return launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, false, true>>(task);
+    if constexpr (serves_gated(kShape, false))
+      return launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, true, true>>(task);
+    return "this tile has no box for each B";
+  }
+  return is_k_major ? launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, false>>(task)
+                    : launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, true>>(task);
+""",
+        """  constexpr bool kIsGatedOfN = TILE % 2 == 0 && serves_gated(kShape, false);
+  return p.gated_b ? launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, kIsGatedOfN, true>>(task)
+                   : launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, !kIsGatedOfN>>(task);
+""",
+    ),
+    # Every other tile of 8 bits; the first and the last one where dtypes differ.
     *(
         (
-            "kernels/cuda/wgmma/kernel.h",
-            f"task.plan.a.is_k_major ? {WGMMA.format('false', is_b_n_major)}\n"
-            f"                                  : {WGMMA.format('true', is_b_n_major)}",
-            WGMMA.format(is_a_m_major, is_b_n_major),
+            f"kernels/cuda/wgmma/{name}.h",
+            f"if constexpr ({serves}(kFp8Tiles[kTile], ",
+            f"if constexpr (kTile % (TYPE_A == TYPE_B ? 2 : 6) == 0 && {serves}(kFp8Tiles[kTile], ",
         )
-        for is_a_m_major, is_b_n_major in (("true", "false"), ("false", "true"))
+        for name, serves in (("fp8", "serves"), ("fp8_grouped", "serves_groups"))
+    ),
+    # The large operand is A in one of two widths, and B in the other.
+    (
+        "kernels/cuda/wgmma_split/few_rows_sm90a.cu",
+        "task.is_a ? launch<ROWS, SOURCE, true>(task) : launch<ROWS, SOURCE, false>(task)",
+        "launch<ROWS, SOURCE, ROWS == 8>(task)",
     ),
 ]
 IN_CI = os.environ.get("CI") == "true"
@@ -256,11 +309,7 @@ def csrc_for_hopper(built_once, csrc_of_devices):
         return csrc_of_devices
 
     def build(folder: Path) -> None:
-        shutil.copytree(csrc_of_devices, folder / "csrc")
-        for name, text, replacement in EDITS_FOR_HOPPER:
-            source = (folder / "csrc" / name).read_text()
-            assert source.count(text) == 1, f"what CI leaves out has a new place in {name}"
-            (folder / "csrc" / name).write_text(source.replace(text, replacement))
+        copy_edited(csrc_of_devices, folder, EDITS_FOR_HOPPER)
 
     return built_once("csrc_for_hopper", build) / "csrc"
 
@@ -274,7 +323,10 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
     command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v"]
     has_host_part = source.path.stem == "device" or source in HAS_HOST_PART
     ends_with_ptx = not IS_WHOLE and arch == "8.0" and name_of(source) in PTX_FOR_SM_80
-    command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-fatbin"]
+    command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-cubin"]
+    if not IS_WHOLE:
+        command += [WITHOUT_F16] if arch != "8.0" else []
+        command += [f"-DTILEDMM_LAYOUTS={LAYOUTS[key]}"] if (key := (arch, name_of(source))) in LAYOUTS else []
     is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in UNOPTIMISED_FOR_SM_80
     if ends_with_ptx:
         command = [part.replace("code=sm_80", "code=compute_80") for part in command] + ["-Xcicc", "-O0"]

@@ -43,7 +43,7 @@ LIKE_OTHERS = {("mma_async", i) for i in (1, 2, 3, 5, 7, 8)} | {("simt_pipelined
 # left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-NUM_CASES, NUM_FAULT_CASES = 10, {32: 3, 64: 2}  # of each algorithm
+NUM_CASES, NUM_FAULT_CASES = {32: 7, 64: 5}, {32: 3, 64: 2}  # of each algorithm
 
 # Blocks along y, of which a grid has 65,535 at most, are one here: it has all products of a batch, one after the other.
 ONE_BLOCK = [
@@ -394,6 +394,17 @@ FAULT_MUTANTS = {
     ),
 }
 ALL_MUTANTS = MUTANTS | FAULT_MUTANTS
+# Of mutants that few cases show, the number of such a case, which then comes first: it is said where one is found.
+FIRST_CASE = {
+    "simt_pipelined: the first chunk has no total before it": 10,
+    "simt_pipelined: few rows: sums that are not there yet": 18,
+    "mma_async: chunks that are one chain": 16,
+    "mma_async: rows that the operand lacks": 6,
+    "mma_async: groups: a tile is where it is in C": 14,
+    "mma_async: groups of rows begin within 16 bytes": 5,
+    "mma_async: unaligned: a stage that is still read": 4,
+    "mma_async: unaligned: the operand's last element": 13,
+}
 # One warp size shows each of them, but for the one that is about warps.
 CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
 
@@ -460,13 +471,18 @@ def program(built_once, num_jobs):
         is_runner = source.path.name in RUNNER
         return source.path.suffix == ".cpp" and not is_runner and not gpu_objects.is_gpu_entry(source)
 
+    def is_run(source: Source) -> bool:
+        """Whether the source is a kernel that sanitize.cpp runs: not what is no product."""
+        is_product = source.path.parent.name != "gpu" or source.path.name[0].isdigit()
+        return source.path.suffix == ".cu" and is_product
+
     def build_dispatch(folder: Path) -> None:
         sources = [source for source in gpu_objects.host_sources(32) if is_dispatch(source)]
         compile_sources(folder, mutable_sources(folder), sources, 32, num_jobs)
 
     def of_warp_size(warp_size: int) -> Path:
         def build(folder: Path) -> None:
-            own = [source for source in gpu_objects.host_sources(warp_size) if source.path.suffix != ".cpp"]
+            own = [source for source in gpu_objects.host_sources(warp_size) if is_run(source)]
             compile_sources(folder, mutable_sources(folder), own, warp_size, num_jobs)
             others = (
                 built_once("host_execution_dispatch", build_dispatch),
@@ -485,10 +501,10 @@ def program(built_once, num_jobs):
 @pytest.mark.takes_long("host_execution")
 @pytest.mark.parametrize("warp_size", gpu_objects.WARP_SIZES)
 def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
-    done = run(program(warp_size), str(NUM_CASES))
+    done = run(program(warp_size), str(NUM_CASES[warp_size]))
     assert done.returncode == 0, done.stdout + done.stderr
     names = algorithms_of(done.stdout)
-    assert f"{NUM_CASES * len(names)} cases are right" in done.stdout
+    assert f"{NUM_CASES[warp_size] * len(names)} cases are right" in done.stdout
     of_the_ladder = {entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.order in ("chain", "mma_chain")}
     of_the_ladder.remove("wgmma_single")  # Hopper's instructions: test_emulated_wgmma.py
     assert set(names) >= of_the_ladder and ("mma_async" in names) == (warp_size == 32), names
@@ -498,7 +514,8 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
 @pytest.mark.parametrize("warp_size, mutant", CASES)
 def test_mutant_is_found(warp_size, mutant, program):
     number, algorithm = list(ALL_MUTANTS).index(mutant) + 1, ALL_MUTANTS[mutant][3]
-    done = run(program(warp_size), "200" if "few rows" in mutant else "40", algorithm, mutant=number)
+    first = str(FIRST_CASE.get(mutant, 0))
+    done = run(program(warp_size), "200" if "few rows" in mutant else "40", algorithm, first, mutant=number)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:300])
 
