@@ -243,6 +243,24 @@ constexpr double crossed_microseconds(const WgmmaCosts& costs, const TilePlan& p
   return std::max(bytes / (costs.crossed + costs.crossed_wide * columns / rows) - bytes / costs.rate, 0.0);
 }
 
+// Bytes per us of memory while so many blocks compute tiles of all k.
+inline double memory_rate(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int64_t num_blocks) {
+  // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
+  double rate = costs.rate;
+  if (p.m <= plan.shape.block_m && !p.b.is_k_major) {
+    const double drawn = costs.drawn * double(num_blocks);
+    if (plan.shape.block_n < 128) rate = costs.narrow_rate;
+    if (drawn < rate) rate = drawn;
+  }
+  // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
+  const StreamedOperand large = streamed_operand(plan.shape, p);
+  if (min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
+    const double slower = large.alignment == 128 ? costs.few_128.value : costs.few.value;
+    rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
+  }
+  return rate;
+}
+
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
 inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const GemmTask& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
@@ -309,19 +327,8 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   if (shape.takes_turns) tiles += epilogue_of_turn(costs, shape);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);
-  // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
-  double rate = costs.rate;
-  if (p.m <= shape.block_m && !p.b.is_k_major && num_splits == 1) {
-    const double drawn = costs.drawn * double(min_of(num_tiles, at_once) << log_cluster);
-    if (shape.block_n < 128) rate = costs.narrow_rate;
-    if (drawn < rate) rate = drawn;
-  }
-  // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
-  const StreamedOperand large = streamed_operand(shape, p);
-  if (num_splits == 1 && min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
-    const double slower = large.alignment == 128 ? costs.few_128.value : costs.few.value;
-    rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
-  }
+  const double rate =
+      num_splits == 1 ? memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster) : costs.rate.value;
   double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
   if (p.crosses_sectors) memory += crossed_microseconds(costs, plan, p);
   const double sums = plan.shares_tiles    ? costs.shared_tile.value
