@@ -57,7 +57,7 @@ test-ecosystem: build
 	  $(PIP) -q "torch==$$torch" -r tests/ecosystem/requirements.txt
 	$(VENV_PYTHON) -m pytest tests/ecosystem $(PYTEST_FLAGS)
 
-# About 10 minutes on 2 cores. A failing case is printed as code, with the command that runs it again.
+# About 12 minutes on 2 cores. A failing case is printed with the command that runs it again.
 fuzz: build
 	$(VENV_PYTHON) -m torch_tiledmm.testing.fuzz --cases $(CASES) --seed $(SEED) --device $(DEVICE)
 	$(VENV_PYTHON) -m torch_tiledmm.testing.fuzz_layers --cases 1000 --seed $(SEED) --device $(DEVICE)

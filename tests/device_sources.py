@@ -2,7 +2,7 @@
 
 A kernel is a template of a tile, dtypes and layouts of its operands. Each of these values is compiled in some instance
 of a kernel or of its like, not with all others: code of a dtype or of a layout is the same in each tile. The host
-executor runs all instances, and TILEDMM_DEVICE_CODE=1 compiles them.
+executor runs all instances but Hopper's, of which the emulator runs some. TILEDMM_DEVICE_CODE=1 compiles all.
 """
 
 import shutil

@@ -17,7 +17,7 @@ struct GemmTask {
   bool sums_rows = false;        // of A, too
   bool is_wide = false;          // C has fp32, the operands 16 bits
   bool is_b_fp8 = false;         // B has 8 bits, and A more
-  bool crosses_sectors = false;  // rows of C begin within one, if they do with 16 bytes
+  bool crosses_sectors = false;  // rows of C, which the copy engine stores, begin within sectors
 };
 
 inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {

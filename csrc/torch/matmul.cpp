@@ -303,10 +303,10 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate
 bool may_be_one_pass(const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
                      const std::optional<Tensor>& up_bias, const ProductDtypes& dtypes) {
   const auto is_given = [](const std::optional<Tensor>& bias) { return bias && bias->defined(); };
-  const bool are_alike =
-      !is_given(gate_bias) || !is_given(up_bias) ||
-      (gate_bias->scalar_type() == up_bias->scalar_type() && gate_bias->sizes() == up_bias->sizes() &&
-       gate_bias->strides() == up_bias->strides());
+  // A problem has one step for both biases, which is 0 for one of a single element.
+  const bool are_alike = !is_given(gate_bias) || !is_given(up_bias) ||
+                         (gate_bias->scalar_type() == up_bias->scalar_type() &&
+                          gate_bias->sizes() == up_bias->sizes() && gate_bias->strides() == up_bias->strides());
   // Empty weights have no address, which would say that there is no second one.
   return gate.is_cuda() && gate.numel() > 0 && are_alike && gate.strides() == up.strides() && size_of(dtypes.c) == 2 &&
          dtypes.a == dtypes.c && dtypes.b == dtypes.c;

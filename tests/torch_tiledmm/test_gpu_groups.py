@@ -1,7 +1,7 @@
 """Groups and gated layers on a GPU: values and bits by every kernel that takes them, offsets that the host never sees.
 
 Skipped without a GPU. The same on a CPU: test_grouped.py, test_gated.py; Hopper's kernel is emulated in
-tests/csrc/kernels/cuda.
+tests/csrc/kernels/cuda. A bug that these tests caught: a bias of one element read with the step of the other bias.
 """
 
 import itertools
@@ -137,9 +137,9 @@ def test_gated_layers_have_the_bits_of_separate_calls(dtype, activation):
         assert_same_bits(batch[1], out)
         vector = gated_linear(x, gate[0], up[0], activation=activation)
         assert_same_bits(vector, gated_linear(x, gate[:1], up[:1], activation=activation)[:, 0])
-        both = torch.randn(n, 2).to(dtype)
-        gate_bias, up_bias = both.contiguous().mT
-        for biases in ((gate_bias, up_bias), (None, up_bias), (gate_bias, None)):
+        gate_bias, up_bias = torch.randn(n, 2).to(dtype).contiguous().mT
+        both = (gate_bias, up_bias), (gate_bias[:1], up_bias), (gate_bias, up_bias[:1])
+        for biases in (*both, (None, up_bias), (gate_bias, None)):
             out = gated_linear(x, gate, up, *biases, activation=activation)
             sums = (linear(x, *own, out_dtype=wide) for own in zip((gate, up), biases, strict=True))
             assert_same_bits(out, OPS.gated(*sums, activation=activation, out_dtype=dtype))

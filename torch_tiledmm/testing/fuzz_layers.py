@@ -43,7 +43,7 @@ class LayerCase:
     dtype: torch.dtype
     activation: str
     biases: tuple[str, ...]
-    layouts: tuple[Layout, ...]  # of the rows, of each weight, of each bias of more than one element
+    layouts: tuple[Layout, ...]  # one for each of shapes()
 
     def shapes(self) -> list[tuple[int, ...] | None]:
         """Of rows, weights (out, in) and biases; None: there is none."""
@@ -131,8 +131,10 @@ def compute_apart(case: LayerCase, operands: Sequence[Any]) -> Tensor:
 
 
 def flushed(tensor: Tensor) -> Tensor:
-    """Without denormals and what rounds to the least normal number. A CPU's instructions may write 0 for these in bf16
+    """On a CPU bf16 without denormals and what rounds to the least normal number: instructions may write 0 for these
     (docs/numerics.md)."""
+    if tensor.dtype != torch.bfloat16 or tensor.is_cuda:
+        return tensor
     is_denormal = tensor.abs() <= torch.finfo(tensor.dtype).tiny
     return torch.where(is_denormal, torch.copysign(torch.zeros_like(tensor), tensor), tensor)
 
@@ -170,7 +172,9 @@ def main(arguments: list[str] | None = None) -> int:
             check_layer(case, args.device)
         except Exception as error:
             failures += 1
-            print(f"case {number}: {type(error).__name__} {str(error)[:300]}\n  {case}", flush=True)
+            print(f"case {number}: {type(error).__name__} {str(error)[:300]}\n  {case}")
+            command = f"python -m torch_tiledmm.testing.fuzz_layers --seed {args.seed} --case {number}"
+            print(f"run again: {command} --device {args.device}", flush=True)
     print(f"{failures} failures")
     return min(failures, 1)
 

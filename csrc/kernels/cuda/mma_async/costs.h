@@ -22,7 +22,7 @@ struct MmaAsyncCosts {  // in 16 bits and tf32
 inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncCosts[] = {{90, {}}};
 // Of batches.
 inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncBatchCosts[] = {
-    // H200, 1,150 random batches of all precisions
+    // H200, 670 random batches
     {90,
      {{0.337, 0.1892, 0.1318},
       {0.302, 0.1944, 0.07678},
@@ -54,7 +54,7 @@ struct MmaAsyncF64Costs {
 };
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {
-    // H200, 1,150 random batches of all precisions
+    // H200, 250 random batches
     {90,
      {{0.4968, 0.2737, 0.2587, 0.1618, 0.1589, 0.1192, 0.07787, 0.05575, 0.05337},
       {0.525, 0.27, 0.1187, 0.153, 0.07358, 0.07808, 0.05104, 0.04176, 0.052},

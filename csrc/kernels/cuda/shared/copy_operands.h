@@ -34,15 +34,15 @@ constexpr int kCopyWords = 8;                      // of two elements, a lane's 
 constexpr int64_t kCopySegment = 32 * kCopyWords;  // words
 constexpr int kCopyBlocks = 5;                     // of a multiprocessor, all at the same time
 
-// A lane's words of a row from word `segment` on.
-TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* from, uint32_t* to, int64_t segment,
+// A lane's words of a row from `first_word` on.
+TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* from, uint32_t* to, int64_t first_word,
                                  int lane, int lanes) {
   const bool are_words = job.stride_inner == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
   uint32_t words[kCopyWords];
-  if (job.stride_inner == 1 && job.rows_of_unit == 1 && 2 * (segment + kCopySegment) <= job.inner) {
+  if (job.stride_inner == 1 && job.rows_of_unit == 1 && 2 * (first_word + kCopySegment) <= job.inner) {
     // Inside of the row: every address is a constant away from the first.
-    from += 2 * (segment + lane);
-    to += segment + lane;
+    from += 2 * (first_word + lane);
+    to += first_word + lane;
     if (are_words) {
       TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
         words[i] = load_global(reinterpret_cast<const uint32_t*>(from + 64 * i));
@@ -55,7 +55,7 @@ TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* f
     TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to + 32 * i, words[i]);
     return;
   }
-  const int64_t first = segment + lane % lanes;
+  const int64_t first = first_word + lane % lanes;
   from += 2 * first * job.stride_inner;
   to += first;
   const int left = int(min_of(job.inner - 2 * first, 2 * kCopySegment));  // elements
@@ -87,7 +87,7 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int64
   const int64_t group = unit / job.units_of_row;
   int64_t segment = unit - group * job.units_of_row;
   int64_t row = group * job.rows_of_unit + lane / lanes;
-  // Of the item that the row lies in.
+  // The row's number within its item, and where that item begins.
   int64_t row_of_item = 0;
   const uint16_t* from = nullptr;
   const auto find_item = [&] {

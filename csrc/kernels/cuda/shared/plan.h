@@ -25,6 +25,7 @@ inline double overlapped(double a, double b, double c) {
   return std::sqrt(std::sqrt(fourth_power(a) + fourth_power(b) + fourth_power(c)));
 }
 
+inline constexpr int kSectorBytes = 32;     // the second-level cache's unit of transfers
 inline constexpr int kTensorMapBytes = 16;  // the copy engine's unit of addresses and strides
 
 // A matrix of contiguous rows, and the batch as a third dimension, each item at a multiple of one step.

@@ -46,8 +46,8 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   // Reading two lines ahead helps small operands (3 % of a call), and costs rows that begin within a sector a seventh
   // of the second-level cache's rate (6.1 instead of 7.2 TB/s on an H200, 9.2 where all begin with one).
-  constexpr int64_t kSector = 32, kSmall = 1 << 20;
-  const bool crosses_sectors = operand.ld * bytes % kSector != 0;
+  constexpr int64_t kSmall = 1 << 20;
+  const bool crosses_sectors = operand.ld * bytes % kSectorBytes != 0;
   const bool is_large = operand.ld * operand.outer * operand.batch_count * bytes > kSmall;
   return encode(map, type, 3, const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 pitch == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,

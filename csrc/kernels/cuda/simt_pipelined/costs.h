@@ -23,7 +23,7 @@ struct SimtCosts {
 };
 inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
 inline constexpr CostRow<SimtCosts> kSimtBatchCosts[] = {
-    // H200, 1,150 random batches of all precisions
+    // H200, 230 random batches
     {90,
      {{318, 204.9, 109.1, 78.16, 45.28, 76.77, 43.46, 30.65, 26.93, 20.16, 14.53, 12.9, 11.75},
       {328.1, 119.5, 85.84, 61.05, 41.75, 66.52, 39.57, 27.66, 24.82, 16.75, 11.64, 11.24, 7.921},
@@ -56,7 +56,7 @@ struct FewRowsCosts {
 };
 inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};
 inline constexpr CostRow<FewRowsCosts> kFewRowsBatchCosts[] = {
-    // H200, 1,150 random batches of all precisions
+    // H200, 230 random batches
     {90,
      {1.009, 5.318, 6.904, 3.765e6, 1.394e6, 4.573e6, 6.284, 2476, 0.5603, 2.523, 2.353, 0.1024, 2.844e4, 3.682e-5,
       5000, 0.009017}}};

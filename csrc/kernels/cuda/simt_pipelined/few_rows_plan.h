@@ -100,9 +100,12 @@ inline double few_rows_microseconds(const FewRowsCosts& c, const GemmTask& task,
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
   const int64_t per_cu = min_of(fitting_blocks(plan, chip), ceil_div(blocks, chip.num_cus));
   const int64_t chunks_of_warp = ceil_div(num_chunks, plan.num_warps * plan.num_splits);
-  // Many short blocks even out.
-  const double shares = double(blocks) / double(chip.num_cus * per_cu);
-  const double rounds_of_blocks = plan.num_splits > 1 ? std::max(shares, 1.0) : std::ceil(shares);
+  // Rounds of so many blocks. Those of one chunk are short and even out; of others the place with most decides.
+  const auto rounds_of = [&](int64_t at_once) {
+    const double share = double(blocks) / double(at_once);
+    return plan.num_splits > 1 ? std::max(share, 1.0) : std::ceil(share);
+  };
+  const double rounds_of_blocks = rounds_of(chip.num_cus * per_cu), blocks_of_cu = rounds_of(chip.num_cus);
   const double loads = c.load * double(per_cu * plan.num_warps) * (1 + plan.rows);
   const double chain = c.lone + c.step * double(ceil_div(plan.rows, kFewCols / plan.width));  // of a lone warp
   const double work = c.latency + c.round * (rounds_of_blocks - 1) +
@@ -112,9 +115,6 @@ inline double few_rows_microseconds(const FewRowsCosts& c, const GemmTask& task,
   const bool has_short_rows = plan.width == kFewColsNarrow && !task.b.is_k_major;
   const double given =
       4 * double(task.n) * double(task.k) * double(task.batch) / (has_short_rows ? c.short_rows : c.rate);
-  // Of blocks that do not even out the multiprocessor with most decides.
-  const double blocks_of_cu = plan.num_splits > 1 ? double(max_of(blocks, chip.num_cus)) / chip.num_cus
-                                                  : double(ceil_div(blocks, chip.num_cus));
   const double drawn = 4 * blocks_of_cu * plan.cols * double(task.k) / plan.num_splits / c.drawn;
   const double memory = given > drawn ? given : drawn;
   // Stages that are not full.

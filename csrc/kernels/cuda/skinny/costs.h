@@ -13,7 +13,7 @@ struct SkinnyCosts {                          // in 16 bits
   Fixed unit = 0.3, narrow_unit = 1.4;        // of a unit; and of one of a batch with copies of less than 16 bytes
   Fixed k_tile_256 = 0.45, k_tile_128 = 0.3;  // the chain of one k tile, by its length
   Fixed copy_8 = 0.30, copy_4 = 0.37, copy_2 = 0.67;  // more for each copy of a thread that takes so many bytes
-  Fixed copied = 46e3, copied_2 = 9.4e3;              // bytes per us that one multiprocessor copies; 2 at a time
+  Fixed copied = 46e3, copied_2 = 9.4e3;              // bytes per us that one multiprocessor copies; of B, 2 at a time
   Fixed idle = 0.85;                                  // share of the memory's rate that few multiprocessors draw
   Fixed short_runs = 12.8, least_run = 32;            // memory takes 1 + short_runs / columns as long; columns at least
   Fixed items_of_round = 6, items = 2;                // of a batch: for each round of several; where there is one

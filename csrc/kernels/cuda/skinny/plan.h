@@ -111,7 +111,8 @@ inline double model_microseconds(const SkinnyCosts& c, const GemmTask& task, con
   const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
   const double chain =
                    plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256.value : c.k_tile_128.value) + narrow * copies_a),
-               copies = bytes_a / c.copied + bytes_b / (task.b.alignment == 2 ? c.copied_2.value : c.copied.value);
+               copies = bytes_a / c.copied +
+                        bytes_b / (copy_width == 2 && task.b.alignment == 2 ? c.copied_2.value : c.copied.value);
   const double products = c.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
   const double unit = c.unit + (task.batch > 1 && copy_width < 16 ? c.narrow_unit.value : 0) +
                       std::max(std::max(chain, copies), products);

@@ -29,9 +29,9 @@ struct WgmmaCosts {                                  // in 16 bits
   Mma16Time split_k_tile = 23e-6;  // of an element of a k tile at least, where chunks are side by side
   // Where consumers take turns: of a turn, twice if C is stored transposed; of an element that one of them stores.
   Fixed turn = 0.05, turn_element = 1.1e-4;
-  // Stores of rows that cross sectors, and how much faster a tile as wide as it is high makes them.
+  // Bytes per us stored of rows that cross sectors; more for each time that a tile is as wide as it is high.
   MemoryRate crossed = 1.6e6, crossed_wide = 0.2e6;
-  Fixed by_threads = 0;  // more for each element of a tile that threads store
+  Fixed by_threads = 0;  // of each element of a tile that threads store while nothing else is multiplied
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.
@@ -43,7 +43,7 @@ inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
           0.03,   0.01003,  0.149,   2.5,   2.5,     0.3,      32,      3e-7}}};
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
-    // H200, 1,150 random batches of all precisions
+    // H200, 330 random batches
     {90, {0.06987,  1.64e-5, 4.637e6, 4.863e6, 2.367e6,  3.401,   3e6,      6.656e6, 8.576e6,  2.5e5,  4.891,   0.8948,
           2.492e-5, 0.4,     0.4151,  1.543,   0.01387,  0.75,    0.006245, 1.256,   0.007741, 0.7063, 4.699e5, 1.146e5,
           0.6,      0.8,     0.3,     0.1,     0.06212,  0.03468, 0.08585,  2.3,     2.5,      0.03,   0.01009, 0.2777,
@@ -77,7 +77,7 @@ struct Tf32Costs {
 };
 inline constexpr CostRow<Tf32Costs> kTf32Costs[] = {{90, {}}};
 inline constexpr CostRow<Tf32Costs> kTf32BatchCosts[] = {
-    // H200, 1,150 random batches of all precisions
+    // H200, 340 random batches
     {90, {0.08799, 0.1614, 0.01054, 2.034e-5, 0.2084,  0.06874, 4.541e6, 4.102e6, 2.505e5, 5.265,    0.8606, 5.171e-5,
           0.7625,  1.234,  2.143,   1.767e5,  3.297e5, 1.933,   0.01998, 0.4769,  2.359,   1.426e-6, 0.06416}}};
 

@@ -160,8 +160,6 @@ constexpr int row_alignment(uint64_t address, int64_t ld) {
   return bits % 128 == 0 ? 128 : bits % 64 == 0 ? 64 : bits % 32 == 0 ? 32 : 16;
 }
 
-inline constexpr int kSectorBytes = 32;
-
 constexpr bool is_aligned(const GemmTask& p) { return p.a.alignment >= 64 && p.b.alignment >= 64; }
 
 // So many rows, or columns, are few: the narrowest tiles have them.
@@ -232,8 +230,8 @@ inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
 }
 
 // What stores of a large C take longer where its rows begin within sectors: those at the sides of a tile are written
-// by two blocks, and memory reads what the cache gives up in between. Wide tiles of few rows have the fewest of them.
-// Of a single product; batches are not slowed down.
+// by two blocks, and memory reads what the cache gives up in between. Wide tiles of few rows have the fewest of them;
+// clusters side by side have as many, as measured. Of a single product; batches are not slowed down.
 constexpr double crossed_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p) {
   constexpr double kHeldBytes = 50e6;  // by the second-level cache
   const double bytes = (p.is_wide ? 4.0 : 2.0) * double(p.m) * double(p.n);
@@ -308,7 +306,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
       return std::max(products + turn, (products + epilogue_of_turn(costs, tile)) / 2);
     }
     // Threads take longer to store, unless the products of another block go on meanwhile.
-    const double stores = p.is_c_aligned || sharing > 1 ? 0 : costs.by_threads * area;
+    const double stores = p.is_c_aligned || plan.splits_chunks || sharing > 1 ? 0 : costs.by_threads * area;
     return products + costs.tile + area * costs.element + stores +
            (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
@@ -330,7 +328,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   const double rate =
       num_splits == 1 ? memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster) : costs.rate.value;
   double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
-  if (p.crosses_sectors) memory += crossed_microseconds(costs, plan, p);
+  if (p.crosses_sectors && !plan.splits_chunks) memory += crossed_microseconds(costs, plan, p);
   const double sums = plan.shares_tiles    ? costs.shared_tile.value
                       : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
@@ -584,8 +582,8 @@ inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& gi
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   search.task = task_of(problem, a, b);
   search.task.is_c_aligned = plan.stores_by_tma;
-  search.task.crosses_sectors = plan.stores_by_tma && row_alignment(reinterpret_cast<uintptr_t>(p.c),
-                                                                    plan.c.ld * size_of(p.dtype_c) / 2) < kSectorBytes;
+  const uint64_t bits_of_c = reinterpret_cast<uintptr_t>(p.c) | uint64_t(plan.c.ld * size_of(p.dtype_c));
+  search.task.crosses_sectors = plan.stores_by_tma && bits_of_c % kSectorBytes != 0;
   const double num_copied =
       (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
   search.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +

@@ -40,7 +40,7 @@ CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, N
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
 WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN = range(36, 41)
-TWO_BLOCKS, TWO_BLOCKS_TF32, NUM_CASES = range(41, 44)
+TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, NUM_CASES = range(41, 45)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -596,6 +596,18 @@ MUTANTS = {
         "group * job.rows_of_unit + lane / lanes;",
         "group * job.rows_of_unit + ({on} ? 0 : lane / lanes);",
         REPACKED,
+    ),
+    "a warp copies the rows behind an item": (
+        SHARED + "copy_operands.h",
+        "if (row_of_item >= job.outer) find_item();",
+        "if (row_of_item >= job.outer && !{on}) find_item();",
+        COPIED_RUNS,
+    ),
+    "a warp copies the rest of both operands from A's number on": (
+        SHARED + "copy_operands.h",
+        "max_of(unit, first_units) - first_units,",
+        "max_of(unit, {on} ? 0 : first_units) - ({on} ? 0 : first_units),",
+        COPIED_RUNS,
     ),
     # fp32.
     "fp32 is not rounded to tf32": (SHARED + "boxes.h", "sizeof(T) == 4))", "sizeof(T) == 4 && !{on}))", COPIED),
