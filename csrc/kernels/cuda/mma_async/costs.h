@@ -53,26 +53,7 @@ struct MmaAsyncF64Costs {
   Fixed across = 1.3;  // how many times longer an element takes where rows of C are stored across (H100, 16 batches)
 };
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
-inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {
-    // H200, 250 random batches
-    {90,
-     {{0.4968, 0.2737, 0.2587, 0.1618, 0.1589, 0.1192, 0.07787, 0.05575, 0.05337},
-      {0.525, 0.27, 0.1187, 0.153, 0.07358, 0.07808, 0.05104, 0.04176, 0.052},
-      3.545e6,
-      1.025e7,
-      2.186e6,
-      {1.118, 1.143, 1.122, 1.158, 1.072, 1.44, 1.283, 1.364, 1.261},
-      {4.154, 3.726, 5.128, 3.627, 4.954, 4.582, 4.523, 4.357, 4.177},
-      {1.173, 1.758, 0, 1.848, 0.5442, 1.294, 1.52, 1.777, 1.865},
-      0.0003311,
-      0.000101,
-      0.0004276,
-      0.9436,
-      0.09293,
-      2.564,
-      1.819,
-      4.342,
-      1.312}}};
+inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {{90, {}}};
 
 struct MmaUnalignedCosts {
   // `alone` is the time of a step of 16 along k where a block has a multiprocessor for itself; `busy` is that of all

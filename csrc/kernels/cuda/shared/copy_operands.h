@@ -82,10 +82,10 @@ TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* f
   }
 }
 
-TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int64_t end) {
+TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int count) {
   const int lane = thread_idx() % 32, lanes = 32 / job.rows_of_unit;
   const int64_t group = unit / job.units_of_row;
-  int64_t segment = unit - group * job.units_of_row;
+  int segment = int(unit - group * job.units_of_row);
   int64_t row = group * job.rows_of_unit + lane / lanes;
   // The row's number within its item, and where that item begins.
   int64_t row_of_item = 0;
@@ -97,7 +97,7 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int64
     from = job.from + job.batch.offset(item);
   };
   find_item();
-  for (; unit < end; ++unit) {
+  for (; count > 0; --count) {
     if (row < job.num_rows)
       copy_segment(job, from + row_of_item * job.stride_outer, reinterpret_cast<uint32_t*>(job.to + row * job.ld),
                    segment * kCopySegment, lane, lanes);
@@ -115,8 +115,11 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int64
   const int64_t units_of_warp = ceil_div(num_units, num_blocks * kWarps);
   const int64_t unit = (block_idx() * kWarps + thread_idx() / 32) * units_of_warp;
   const int64_t end = min_of(unit + units_of_warp, num_units);
-  if (unit < first_units) copy_units(both.jobs[0], unit, min_of(end, first_units));
-  if (end > first_units) copy_units(both.jobs[1], max_of(unit, first_units) - first_units, end - first_units);
+  if (unit < first_units) copy_units(both.jobs[0], unit, int(min_of(end, first_units) - unit));
+  if (end > first_units) {
+    const int64_t first = max_of(unit, first_units);
+    copy_units(both.jobs[1], first - first_units, int(end - first));
+  }
 }
 
 // ---- 32 bits: rows become what the kernel wants, whichever dimension follows itself in memory. A unit is a tile, for
