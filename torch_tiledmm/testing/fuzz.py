@@ -2,6 +2,7 @@
 
     python -m torch_tiledmm.testing.fuzz --cases 100000 --seed 1 [--device cuda] [--processes 2]
     python -m torch_tiledmm.testing.fuzz --seed 1 --case 1234       one case again
+    compute-sanitizer --tool memcheck python -m torch_tiledmm.testing.fuzz --cases 300 --device cuda
 
 What a case is, and what is checked of it: cases.py. A process that dies, of a signal or a GPU's error, is found, too:
 each one notes the case that it is at. At the end come the counts of what the cases covered: a hole shows there.

@@ -86,20 +86,20 @@ def make_operands(case: LayerCase, device: str) -> list[Any]:
 def compute(case: LayerCase, operands: Sequence[Any]) -> Tensor:
     """By one call."""
     rows, *others = operands
-    weights, biases = others[: -len(case.biases)], others[-len(case.biases) :]
-    if not case.ends:
-        product = linear if case.num_weights == 1 else gated_linear
-        if case.num_weights == 1 or case.is_stacked:
-            named = {"bias" if case.num_weights == 1 else "gate_bias": biases[0]}
-            return product(rows, weights[0], **named, activation=case.activation)
-        return gated_linear(rows, *weights, *biases, activation=case.activation)
-    offs = torch.tensor(case.ends, dtype=torch.int32, device=rows.device)
-    across = [weight.mT for weight in weights]
+    num_biases = len(case.biases)
+    # Those of groups are given as (groups, in, out).
+    weights = [weight.mT if case.ends else weight for weight in others[:-num_biases]]
+    gate, up = (*weights, None)[:2]
+    gate_bias, up_bias = (*others[-num_biases:], None)[:2]
+    options: dict[str, Any] = {"activation": case.activation}
+    if case.ends:
+        options["offs"] = torch.tensor(case.ends, dtype=torch.int32, device=rows.device)
+        if case.num_weights == 1:
+            return grouped_matmul(rows, gate, bias=gate_bias, **options)
+        return gated_grouped_matmul(rows, gate, up, gate_bias=gate_bias, up_bias=up_bias, **options)
     if case.num_weights == 1:
-        return grouped_matmul(rows, *across, offs=offs, bias=biases[0], activation=case.activation)
-    gate_bias, up_bias = (*biases, None)[:2]
-    options = {"gate_bias": gate_bias, "up_bias": up_bias, "activation": case.activation}
-    return gated_grouped_matmul(rows, *across, offs=offs, **options)
+        return linear(rows, gate, gate_bias, **options)
+    return gated_linear(rows, gate, up, gate_bias, up_bias, **options)
 
 
 def compute_apart(case: LayerCase, operands: Sequence[Any]) -> Tensor:

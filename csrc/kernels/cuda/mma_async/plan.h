@@ -97,7 +97,7 @@ inline double narrow_factor(const MmaAsyncShape& shape, const MmaAsyncCopies& co
   return 1 + (narrow - 1) * elements / (shape.block_m + shape.block_n);
 }
 constexpr bool splits_sectors(DType dtype, int64_t stride_mn, int64_t stride_k) {
-  return stride_k == 1 && stride_mn * size_of(dtype) % 32 != 0;
+  return stride_k == 1 && stride_mn * size_of(dtype) % kSectorBytes != 0;
 }
 
 // Microseconds in fp64: multiprocessors take blocks_per_cu blocks at a time, in rounds; memory and the second-level
