@@ -42,9 +42,9 @@ struct Arguments {
   uint8_t num_stages;                   // of the ring
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
-  int stage_bytes;                      // that arrive in a stage
+  int tile_bytes;                       // that arrive for a k tile
   Boxes a, b;
-  int half_stage_bytes;  // for a tile of half the width
+  int half_tile_bytes;  // likewise, for a tile of half the width
   int num_splits;        // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
   int num_batch_dims;
   uint32_t same_rows, same_cols;    // the cluster's blocks that have the rows, the columns of its first
@@ -56,7 +56,7 @@ struct Arguments {
   int chunk_tiles;  // k tiles of a chunk
   int m, n;
   Activation activation;
-  bool stores_by_tma;
+  bool stores_by_tma;  // C consists of whole, aligned units of 16 bytes, as the copy engine stores it
   bool is_exchanged;  // C is stored transposed, by the copy engine
   bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
   bool is_blended;    // C has alpha * sums + beta * bias, else sums and a vector of bias

@@ -275,28 +275,57 @@ __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t
   }
 }
 
-// 64 rows of C at `row` from the accumulators of one warpgroup, rounded to 16 bits or as they are, straight to C: whole
-// sectors of 32 bytes in four instructions or in one, which suits narrow tiles. IS_CUT: as in store_block_tile.
+// Four words of each of four neighbouring threads, transposed: a thread gets the words that have its number among the
+// four, in the order of the threads.
+__device__ __forceinline__ void transpose_words(uint32_t (&words)[4]) {
+  const auto exchange = [](uint32_t& low, uint32_t& high, int distance) {
+    const bool is_upper = threadIdx.x & distance;
+    const uint32_t received = __shfl_xor_sync(~0u, is_upper ? low : high, distance);
+    (is_upper ? low : high) = received;
+  };
+  exchange(words[0], words[1], 1);
+  exchange(words[2], words[3], 1);
+  exchange(words[0], words[2], 2);
+  exchange(words[1], words[3], 2);
+}
+
+// 64 rows of C at `row` from the accumulators of one warpgroup, rounded to 16 bits or as they are, straight to C, which
+// suits narrow tiles. Four threads have a row: 16 bytes of it each where C may be stored so, else two elements at a
+// time. IS_CUT: as in store_block_tile.
 template <class Cfg, bool IS_CUT = false>
 __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg::kAcc], const Arguments& args,
                                                           const Place& at, int row, int end_row = 0) {
+  using Element = std::conditional_t<sizeof(typename Cfg::C) == 4, float, uint16_t>;
+  constexpr bool kHasPackets = sizeof(Element) == 2 && Cfg::kBlockN == 32;
   const int first_row = row + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-  const int first_col = at.col + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int i = first_row + 8 * h;
-    if (i >= (IS_CUT ? end_row : args.m)) break;
-    using Element = std::conditional_t<sizeof(typename Cfg::C) == 4, float, uint16_t>;
-    Element* to = static_cast<Element*>(args.c) + at.from_c + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
+    const bool is_inside = i < (IS_CUT ? end_row : args.m);
+    Element* to = static_cast<Element*>(args.c) + at.from_c + at.batch_c * args.batch_step_c + i * args.ldc + at.col;
+    if constexpr (kHasPackets) {
+      if (args.stores_by_tma) {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words[j] = pack_result<Cfg>(args, acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+        transpose_words(words);
+        const int own_col = threadIdx.x % 4 * 8;
+        if (is_inside && at.col + own_col < args.n)
+          *reinterpret_cast<uint4*>(to + own_col) = make_uint4(words[0], words[1], words[2], words[3]);
+        continue;
+      }
+    }
+    if (!is_inside) break;
+    const int own_col = threadIdx.x % 4 * 2, first_col = at.col + own_col;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += 8) {
       const float x = acc[j / 2 + 2 * h], y = acc[j / 2 + 2 * h + 1];
       const auto store = [&](auto pair, Element first, Element second) {
         if (args.stores_pairs) {
-          if (first_col + j < args.n) *reinterpret_cast<decltype(pair)*>(to + j) = pair;
+          if (first_col + j < args.n) *reinterpret_cast<decltype(pair)*>(to + own_col + j) = pair;
         } else {
-          if (first_col + j < args.n) to[j] = first;
-          if (first_col + j + 1 < args.n) to[j + 1] = second;
+          if (first_col + j < args.n) to[own_col + j] = first;
+          if (first_col + j + 1 < args.n) to[own_col + j + 1] = second;
         }
       };
       if constexpr (sizeof(Element) == 4) {

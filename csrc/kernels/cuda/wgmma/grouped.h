@@ -178,16 +178,18 @@ __device__ __forceinline__ void produce_group_tile(const CUtensorMap* map_a, con
   if (tile.num_k_tiles == 0) return produce_empty_stage<Cfg>(shared, tiles, ring, tile);
   // Boxes of rows behind the group are left out: what is multiplied in their place goes nowhere.
   const int num_boxes = kIsOfK ? 1 : (min(tile.end_row - tile.row, Cfg::kBlockM) + args.a.rows - 1) / args.a.rows;
-  const int bytes = args.stage_bytes + Cfg::kTilesOfStage * (num_boxes - 1) * args.a.rows * 128;
+  const int tile_bytes = args.tile_bytes + (num_boxes - 1) * args.a.rows * 128;
   const int item_b = tile.group * args.batch[0].b;
 #pragma unroll 1
   for (int k_tile = 0; k_tile < tile.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
     const uint32_t barrier = shared.full + ring.stage * 8;
     if (k_tile == 0) tiles[ring.stage] = tile;
-    mbarrier_arrive_expect_tx(barrier, bytes);
+    const int num_tiles = tiles_of_stage<Cfg>(k_tile, tile.num_k_tiles);
+    mbarrier_arrive_expect_tx(barrier, num_tiles * tile_bytes);
 #pragma unroll
     for (int t = 0; t < Cfg::kTilesOfStage; ++t) {
+      if (t == num_tiles) break;
       const uint32_t smem = shared.stages + ring.stage * Cfg::kStageBytes + t * Cfg::kTileBytes;
       const int k = first_k + (k_tile + t) * Cfg::kBlockK;
       if constexpr (kIsOfK) {
@@ -450,16 +452,16 @@ const char* launch_grouped_config(const GroupedTask& task) {
   bool is_encoded;
   if constexpr (kIsOfK) {
     is_encoded = Cfg::LoaderA::encode(maps.a, args.a, p.dtype_a, p.a, plan.a, 0);
-    args.stage_bytes = Cfg::LoaderA::num_bytes(args.a);
+    args.tile_bytes = Cfg::LoaderA::num_bytes(args.a);
   } else {
     args.a.rows = plan.box_rows;
     is_encoded = encode_tensor_map(&maps.a, p.dtype_a, p.a, plan.a, Cfg::kBlockK, args.a.rows, 128, false);
-    args.stage_bytes = args.a.rows * 128;
+    args.tile_bytes = args.a.rows * 128;
   }
   const void* const operands_b[2] = {p.b, p.gated_b};
   for (int i = 0; i < Cfg::kNumB; ++i)
     is_encoded = is_encoded && Cfg::LoaderB::encode(maps.b[i], args.b, p.dtype_b, operands_b[i], plan.b, 0);
-  args.stage_bytes = Cfg::kTilesOfStage * (args.stage_bytes + Cfg::kNumB * Cfg::LoaderB::num_bytes(args.b));
+  args.tile_bytes += Cfg::kNumB * Cfg::LoaderB::num_bytes(args.b);
   const auto encode_result = [&](CUtensorMap& map, int64_t from_c) {
     const void* const to = static_cast<const char*>(p.c) + from_c * int64_t(size_of(p.dtype_c));
     is_encoded = is_encoded && encode_tensor_map(&map, p.dtype_c, to, plan.c, Cfg::Out::kStoreN, 64, 128, false);

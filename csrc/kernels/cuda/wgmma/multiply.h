@@ -70,6 +70,13 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
   }
 }
 
+// The k tiles of a stage, of which `k_tile` is the first one: a pair, but for the last one of an odd number. Where sums
+// are scaled (fp8.h), every stage is whole.
+template <class Cfg>
+__device__ __forceinline__ int tiles_of_stage(int k_tile, int num_k_tiles) {
+  return Cfg::kTilesOfStage == 1 || Cfg::kIsScaled ? Cfg::kTilesOfStage : min(Cfg::kTilesOfStage, num_k_tiles - k_tile);
+}
+
 struct DoNothing {
   __device__ __forceinline__ void operator()(int, int) const {}
 };
@@ -80,14 +87,14 @@ template <class Cfg, class Piece, bool SUMS_ROWS, class Function, class Prepare 
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
                                                  const Function& meanwhile, const Prepare& prepare = {}) {
-  int previous = -1;
-  for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
+  int previous = -1, k_tile = 0;
+  const auto multiply_stage = [&](auto num_tiles) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     prepare(k_tile, ring.stage);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
+    for (int i = 0; i < num_tiles; ++i) {
       const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
       multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
     }
@@ -98,6 +105,11 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
     if (previous >= 0) release_stage<Cfg>(shared, previous);
     previous = ring.stage;
     ring.advance();
+    k_tile += num_tiles;
+  };
+  while (k_tile + Cfg::kTilesOfStage <= num_k_tiles) multiply_stage(std::integral_constant<int, Cfg::kTilesOfStage>{});
+  if constexpr (Cfg::kTilesOfStage > 1) {
+    if (k_tile < num_k_tiles) multiply_stage(std::integral_constant<int, 1>{});
   }
   // All is issued: the other consumer's products follow it in the matrix unit.
   if constexpr (Cfg::kTakesTurns) {

@@ -66,11 +66,15 @@ __device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUten
                                            const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
                                            int k_tile) {
   const uint32_t barrier = shared.full + ring.stage * 8;
-  mbarrier_arrive_expect_tx(barrier, Piece::kBlockN == Cfg::kBlockN ? args.stage_bytes : args.half_stage_bytes);
+  const int num_tiles = tiles_of_stage<Cfg>(k_tile, at.num_k_tiles);
+  mbarrier_arrive_expect_tx(barrier,
+                            num_tiles * (Piece::kBlockN == Cfg::kBlockN ? args.tile_bytes : args.half_tile_bytes));
 #pragma unroll
-  for (int i = 0; i < Cfg::kTilesOfStage; ++i)
+  for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
+    if (i == num_tiles) break;
     load_block_tile<Piece, SHARES>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b,
                                    args, at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
+  }
   ring.advance();
 }
 
