@@ -40,12 +40,13 @@ struct Arguments {
   // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
   uint8_t cluster_m, cluster_n;
   uint8_t num_stages;                   // of the ring
+  uint8_t stage_kb;                     // units of 1024 bytes from stage to stage
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
   int tile_bytes;                       // that arrive for a k tile
   Boxes a, b;
   int half_tile_bytes;  // likewise, for a tile of half the width
-  int num_splits;        // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
+  int num_splits;       // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
   int num_batch_dims;
   uint32_t same_rows, same_cols;    // the cluster's blocks that have the rows, the columns of its first
   int full_tiles;                   // so many are computed whole, the others in halves along n
@@ -57,9 +58,9 @@ struct Arguments {
   int m, n;
   Activation activation;
   bool stores_by_tma;  // C consists of whole, aligned units of 16 bytes, as the copy engine stores it
-  bool is_exchanged;  // C is stored transposed, by the copy engine
-  bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
-  bool is_blended;    // C has alpha * sums + beta * bias, else sums and a vector of bias
+  bool is_exchanged;   // C is stored transposed, by the copy engine
+  bool stores_pairs;   // where not by the copy engine: rows of C consist of whole, aligned words of two elements
+  bool is_blended;     // C has alpha * sums + beta * bias, else sums and a vector of bias
   float alpha, beta;
   bool is_bias_f32;  // where C has fp32 and operands 16 bits; else it has C's dtype
   const void* bias;

@@ -34,9 +34,8 @@ __device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments
   Place at = place_in_c<Cfg>(tile.row, tile.col, args);
   at.slab = tile.slab;
   at.num_k_tiles = args.num_k_tiles;
-  if (Cfg::kIsPlain) return at;
   int item = at.slab;
-  if (args.num_splits > 1) {
+  if (!Cfg::kIsPlain && args.num_splits > 1) {
     item = at.slab / args.num_splits;
     at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
     at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
@@ -67,9 +66,9 @@ __device__ __forceinline__ Place place_by_grid(const Arguments& args) {
   const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
   Place at = place_in_c<Cfg>(int(blockIdx.x) >> log_cluster, int(blockIdx.y), args);
   at.num_k_tiles = args.num_k_tiles;
-  if (Cfg::kIsPlain) return at;
   at.batch_a = args.slabs_step_a ? blockIdx.z : 0;
   at.batch_b = args.slabs_step_b ? blockIdx.z : 0;
+  if (Cfg::kIsPlain) return at;
   at.first_k_tile = blockIdx.z * args.slabs_step_k;
   at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.most_k_tiles);
   return at;

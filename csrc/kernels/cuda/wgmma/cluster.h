@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   extern __shared__ char dynamic_smem[];
   Shared shared{};
   shared.stages = (smem_address(dynamic_smem) + 1023) & ~1023u;  // the patterns of the swizzle count from there
+  shared.stage_bytes = Cfg::kStageBytes;
   shared.full = shared.stages + Cfg::kNumStages * Cfg::kStageBytes;
   shared.empty = shared.full + Cfg::kNumStages * 8;
   const int warp = threadIdx.x / 32;

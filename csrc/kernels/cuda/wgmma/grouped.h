@@ -190,7 +190,7 @@ __device__ __forceinline__ void produce_group_tile(const CUtensorMap* map_a, con
 #pragma unroll
     for (int t = 0; t < Cfg::kTilesOfStage; ++t) {
       if (t == num_tiles) break;
-      const uint32_t smem = shared.stages + ring.stage * Cfg::kStageBytes + t * Cfg::kTileBytes;
+      const uint32_t smem = shared.stages + ring.stage * shared.stage_bytes + t * Cfg::kTileBytes;
       const int k = first_k + (k_tile + t) * Cfg::kBlockK;
       if constexpr (kIsOfK) {
         Cfg::LoaderA::template load<false>(smem, map_a, args.a, tile.row, k, 0, barrier);
@@ -348,6 +348,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int warp = threadIdx.x / 32, consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   Shared shared{};
   shared.stages = smem_address(smem);
+  shared.stage_bytes = Cfg::kStageBytes;
   shared.c = smem + kNumStages * Cfg::kStageBytes + consumer * kStoreBytes;
   shared.full = shared.stages + kNumStages * Cfg::kStageBytes + Cfg::kConsumers * kStoreBytes;
   shared.empty = shared.full + kNumStages * 8;

@@ -43,8 +43,8 @@ template <class T_, class C_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool 
 struct Config {
   using T = T_;
   using C = C_;
-  // One product, no batch, in one chunk of k, which the copy engine stores as it is, has a kernel of its own with a
-  // quarter of the others' code: a call waits for instructions that no cache holds.
+  // Products in one chunk of k, which the copy engine stores as they are, have a kernel of their own with a quarter of
+  // the others' code: a call waits for instructions that no cache holds.
   static constexpr bool kIsPlain = IS_PLAIN;
   using Plain =
       Config<T, C, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, TAKES_TURNS, true>;
@@ -60,8 +60,14 @@ struct Config {
   static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
   static constexpr bool kTakesTurns = TAKES_TURNS;
   static constexpr int kConsumers = TAKES_TURNS ? 2 : BLOCK_M / 64;
-  // Blocks of a multiprocessor. Kernels of clusters, of row sums, of transposing warps and of 8 bits have one.
-  static constexpr int kMostBlocks = kTransposesB || SUMS_ROWS || CLUSTERS || sizeof(T) == 1 ? 1 : most_blocks(kShape);
+  // Blocks of a multiprocessor. Kernels of clusters, of row sums, of transposing warps and of 8 bits have one; others
+  // have as many as there are registers for.
+  static constexpr int kMostBlocks =
+      kTransposesB || SUMS_ROWS || CLUSTERS || sizeof(T) == 1
+          ? 1
+          : int(min_of(most_blocks(kShape), kAFromRegisters                          ? 2
+                                            : !IS_PLAIN && BLOCK_N * sizeof(C_) > 64 ? 3
+                                                                                     : 4));
   static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;  // consumers that multiply a stage
   static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;     // of 64 rows, that a consumer has of a tile
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
@@ -319,7 +325,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
-  char* smem_c = smem + num_stages<Cfg>(args) * Cfg::kStageBytes;
+  const int stage_bytes = Cfg::kMostBlocks > 1 ? args.stage_kb << 10 : Cfg::kStageBytes;
+  char* smem_c = smem + num_stages<Cfg>(args) * stage_bytes;
   constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
   char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
   const int warp = threadIdx.x / 32;
@@ -327,6 +334,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
   const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
   Shared shared;
   shared.stages = smem_address(smem);
+  shared.stage_bytes = stage_bytes;
   shared.ones = smem_address(smem_ones);
   shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
@@ -388,9 +396,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
 
 // Stages of each of a multiprocessor's blocks, which take 1 KB of its shared memory beside their own.
 template <class Cfg>
-constexpr int stages_of_launch(int blocks) {
+constexpr int stages_of_launch(int blocks, int stage_bytes) {
   const int bytes = (kSmemBytes + 1024) / blocks - 1024 - Cfg::kFixedBytes;
-  return int(min_of(bytes / Cfg::kStageBytes, Cfg::kNumStages));
+  return int(min_of(bytes / stage_bytes, Cfg::kNumStages));
 }
 
 template <class Cfg>
@@ -400,10 +408,12 @@ Arguments arguments_of(const Task& task) {
   const TileSchedule& schedule = plan.schedule;
   Arguments args{};
   args.start = schedule.start;
-  args.num_stages = uint8_t(stages_of_launch<Cfg>(plan.tiles.blocks));
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
+  const int stage_bytes = Cfg::kMostBlocks > 1 && args.num_k_tiles == 1 ? Cfg::kTileBytes : Cfg::kStageBytes;
+  args.stage_kb = uint8_t(stage_bytes >> 10);
+  args.num_stages = uint8_t(stages_of_launch<Cfg>(int(min_of(plan.tiles.blocks, Cfg::kMostBlocks)), stage_bytes));
   args.cluster_m = uint8_t(plan.tiles.cluster_m);
   args.cluster_n = uint8_t(plan.tiles.cluster_n);
   for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
@@ -477,8 +487,6 @@ const char* launch_config(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   const unsigned cluster = 1u << args.cluster_m << args.cluster_n;
   if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
-  static_assert(stages_of_launch<Cfg>(Cfg::kMostBlocks) * Cfg::kTilesOfStage >= kMostSharingKTiles, "all k of a tile");
-  if (task.plan.tiles.blocks > Cfg::kMostBlocks) return "this kernel's blocks share no multiprocessor";
   args.groups = TileGroups(args.tiles_m, args.tiles_n, schedule.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
@@ -493,7 +501,7 @@ const char* launch_config(const Task& task) {
   if (args.start == Start::by_grid)
     grid = {unsigned(args.tiles_m) * cluster, unsigned(args.tiles_n),
             unsigned(schedule.num_units / (args.tiles_m * args.tiles_n))};
-  const SharedBytes smem(Cfg::kFixedBytes + args.num_stages * Cfg::kStageBytes, Cfg::kSmem);
+  const SharedBytes smem(Cfg::kFixedBytes + args.num_stages * args.stage_kb * 1024, Cfg::kSmem);
   return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(cluster), grid, Cfg::kThreads, smem, task.stream, map_a, map_b,
                                                 map_c, args);
 }
@@ -502,8 +510,7 @@ const char* launch_config(const Task& task) {
 template <class Cfg>
 bool is_plain(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
-  return p.num_batch_dims == 0 && task.problem.chunk_k >= p.k && tiledmm::is_plain(p) &&
-         (task.plan.stores_by_tma || Cfg::kStoresDirectly);
+  return task.problem.chunk_k >= p.k && tiledmm::is_plain(p) && (task.plan.stores_by_tma || Cfg::kStoresDirectly);
 }
 
 // Clusters that share a tile have a kernel of their own, too: the other one would pay for the code.

@@ -15,6 +15,7 @@ constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 // Shared memory of a block, as addresses.
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
+  int stage_bytes;                           // from stage to stage
   uint32_t ones;
   uint32_t turn, next_turn;  // where consumers take turns: barriers of this one's turn to multiply, of the other one's
   bool in_cluster;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
   const auto multiply_stage = [&](auto num_tiles) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     prepare(k_tile, ring.stage);
-    const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+    const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (shared.stage_bytes >> 4);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < num_tiles; ++i) {

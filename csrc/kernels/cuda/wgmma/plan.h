@@ -66,13 +66,14 @@ constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k
 }
 
 // How many blocks of a tile may share a multiprocessor: there are registers for two of the smallest.
-constexpr int most_blocks(const TileShape& shape) { return shape.block_m == 64 && shape.block_n <= 64 ? 2 : 1; }
+constexpr int most_blocks(const TileShape& shape) { return shape.block_m == 64 && shape.block_n <= 64 ? 4 : 1; }
 
 // How many do, so that one multiplies while the other one stores. A tile's whole k has to fit into the stages that two
 // blocks leave each other: a longer one needs more of them on their way (from k = 1024 on two take twice as long).
 inline constexpr int kMostSharingKTiles = 4;
 constexpr int blocks_of(const TileShape& shape, const GemmTask& p, int block_k) {
-  return p.k <= kMostSharingKTiles * block_k && !p.sums_rows ? most_blocks(shape) : 1;
+  if (p.k > kMostSharingKTiles * block_k || p.sums_rows || most_blocks(shape) == 1) return 1;
+  return p.k <= block_k ? 4 : 2;
 }
 
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles consist of boxes of 64 columns and of
@@ -480,6 +481,16 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
       plan.cluster_m = log_m, plan.cluster_n = log_n;
       plan.blocks = log_m + log_n == 0 && !plan.shares_tiles ? blocks_of(shape, p, kWgmmaBlockK) : 1;
       visit_orders(from, made, p, num_sms, visit);
+      if (visit.wants_all() && plan.blocks > 1) {
+        for (int blocks : {2, 3, 4}) {
+          const int64_t tiles = ceil_div(p.k, kWgmmaBlockK);
+          if (blocks == plan.blocks || (tiles == 2 && blocks == 4) || (tiles > 2)) continue;
+          const int was = plan.blocks;
+          plan.blocks = blocks;
+          visit_orders(from, made, p, num_sms, visit);
+          plan.blocks = was;
+        }
+      }
     };
     for (const bool splits : {false, true}) {
       if (!splits && is_chunked && !sums_chunks(shape, p.sums_rows)) continue;

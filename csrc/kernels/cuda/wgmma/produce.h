@@ -72,7 +72,7 @@ __device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUten
 #pragma unroll
   for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
     if (i == num_tiles) break;
-    load_block_tile<Piece, SHARES>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b,
+    load_block_tile<Piece, SHARES>(shared.stages + ring.stage * shared.stage_bytes + i * Cfg::kTileBytes, map_a, map_b,
                                    args, at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
   }
   ring.advance();

@@ -106,11 +106,20 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
-      const int blocks = plan.path == Tf32Path::b_transposed ? 1 : blocks_of(shape, task, kTf32BlockK);
+      const int most = plan.path == Tf32Path::b_transposed ? 1 : plan.path == Tf32Path::a_from_registers ? 2 : 4;
+      const int blocks = int(min_of(most, blocks_of(shape, task, kTf32BlockK)));
       for (int splits = 0; splits <= int(may_split); ++splits) {
         const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, blocks, task, num_sms);
         plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0, blocks};
         visit(plan, time + store_us, time);
+        if (visit.wants_all() && most == 4 && most_blocks(shape) == 4) {
+          for (int other : {2, 3, 4}) {
+            const int64_t tiles = ceil_div(task.k, kTf32BlockK);
+            if (other == blocks || (tiles == 2 && other == 4) || tiles > 2) continue;
+            plan.tiles.blocks = other;
+            visit(plan, time + store_us, time);
+          }
+        }
       }
     }
   }
