@@ -18,6 +18,7 @@ struct GemmTask {
   bool is_wide = false;          // C has fp32, the operands 16 bits
   bool is_b_fp8 = false;         // B has 8 bits, and A more
   bool crosses_sectors = false;  // rows of C, which the copy engine stores, begin within sectors
+  bool is_plain = false;         // C is the sums of one chunk of k, as the copy engine stores them
 };
 
 inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {

@@ -32,6 +32,8 @@ struct WgmmaCosts {                                  // in 16 bits
   // Bytes per us stored of rows that cross sectors; more for each time that a tile is as wide as it is high.
   MemoryRate crossed = 1.6e6, crossed_wide = 0.2e6;
   Fixed by_threads = 0;  // of each element of a tile that threads store while nothing else is multiplied
+  Fixed crowded = 0;     // of each element of the tiles that a multiprocessor's other blocks have
+  Fixed more_code = 0;   // of a call of kernels that do more than store sums
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.
@@ -44,10 +46,11 @@ inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
     // H200, 330 random batches; operands that are copied first by the times of copies alone
-    {90, {0.06987,  1.64e-5, 4.637e6, 4.863e6, 2.367e6,  3.401,   3e6,      6.656e6, 8.576e6,  2.5e5,  4.891,   0.8948,
-          2.492e-5, 0.4,     0.4151,  1.543,   0.01387,  0.75,    0.006245, 1.256,   0.007741, 0.7063, 4.699e5, 1.146e5,
-          0.6,      0.8,     0.3,     0.1,     0.06212,  0.03468, 0.08585,  2.3,     2.5,      0.03,   0.01009, 0.2777,
-          2.704,    2.5,     0.3,     32,      5.059e-7, 0,       0.05,     0.00011, 1.6e6,    2e5,    3.04e-5}}};
+    {90, {0.06987,  1.64e-5, 4.637e6,  4.863e6, 2.367e6, 3.401,  3e6,     6.656e6, 8.576e6,  2.5e5,
+          4.891,    0.8948,  2.492e-5, 0.4,     0.4151,  1.543,  0.01387, 0.75,    0.006245, 1.256,
+          0.007741, 0.7063,  4.699e5,  1.146e5, 0.6,     0.8,    0.3,     0.1,     0.06212,  0.03468,
+          0.08585,  2.3,     2.5,      0.03,    0.01009, 0.2777, 2.704,   2.5,     0.3,      32,
+          5.059e-7, 0,       0.05,     0.00011, 1.6e6,   2e5,    3.04e-5, 1e-5,    0.3}}};
 
 // Beside a B of 8 bits that is widened on its way. H200, 1,536 plans of 64 products: what it picks takes 2 % longer
 // than the best plan.
@@ -73,13 +76,14 @@ struct Tf32Costs {
   Fixed registers = 1.06, unaligned = 3;  // how many times longer: by registers; not at 32 bytes
   Fixed cached = 120e3, shared = 220e3;   // bytes per us of one multiprocessor, by memory
   Fixed split = 2, chunk = 0.02, overlap = 0.1, copy = 1.5, stored = 6e-7;
-  Fixed few = 0;  // how 64 rows of a tile slow memory with few rows of C
+  Fixed few = 0;      // how 64 rows of a tile slow memory with few rows of C
+  Fixed crowded = 0;  // of each element of the tiles that a multiprocessor's other blocks have
 };
 inline constexpr CostRow<Tf32Costs> kTf32Costs[] = {{90, {}}};
 inline constexpr CostRow<Tf32Costs> kTf32BatchCosts[] = {
     // H200, 340 random batches
-    {90, {0.08799, 0.1614, 0.01054, 2.034e-5, 0.2084,  0.06874, 4.541e6, 4.102e6, 2.505e5, 5.265,    0.8606, 5.171e-5,
-          0.7625,  1.234,  2.143,   1.767e5,  3.297e5, 1.933,   0.01998, 0.4769,  2.359,   1.426e-6, 0.06416}}};
+    {90, {0.08799, 0.1614, 0.01054, 2.034e-5, 0.2084,  0.06874, 4.541e6, 4.102e6, 2.505e5, 5.265,    0.8606,  5.171e-5,
+          0.7625,  1.234,  2.143,   1.767e5,  3.297e5, 1.933,   0.01998, 0.4769,  2.359,   1.426e-6, 0.06416, 1e-5}}};
 
 // The constants of groups and gated layers are fitted to the times of 17 shapes, of equal and skewed groups, on an
 // H100.

@@ -62,12 +62,9 @@ struct Config {
   static constexpr int kConsumers = TAKES_TURNS ? 2 : BLOCK_M / 64;
   // Blocks of a multiprocessor. Kernels of clusters, of row sums, of transposing warps and of 8 bits have one; others
   // have as many as there are registers for.
-  static constexpr int kMostBlocks =
-      kTransposesB || SUMS_ROWS || CLUSTERS || sizeof(T) == 1
-          ? 1
-          : int(min_of(most_blocks(kShape), kAFromRegisters                          ? 2
-                                            : !IS_PLAIN && BLOCK_N * sizeof(C_) > 64 ? 3
-                                                                                     : 4));
+  static constexpr int kMostBlocks = kTransposesB || SUMS_ROWS || CLUSTERS || sizeof(T) == 1
+                                         ? 1
+                                         : int(min_of(most_blocks(kShape, IS_PLAIN), kAFromRegisters ? 2 : 4));
   static constexpr int kReaders = TAKES_TURNS ? 1 : kConsumers;  // consumers that multiply a stage
   static constexpr int kRowBlocks = BLOCK_M / 64 / kReaders;     // of 64 rows, that a consumer has of a tile
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
@@ -413,7 +410,7 @@ Arguments arguments_of(const Task& task) {
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
   const int stage_bytes = Cfg::kMostBlocks > 1 && args.num_k_tiles == 1 ? Cfg::kTileBytes : Cfg::kStageBytes;
   args.stage_kb = uint8_t(stage_bytes >> 10);
-  args.num_stages = uint8_t(stages_of_launch<Cfg>(int(min_of(plan.tiles.blocks, Cfg::kMostBlocks)), stage_bytes));
+  args.num_stages = uint8_t(stages_of_launch<Cfg>(plan.tiles.blocks, stage_bytes));
   args.cluster_m = uint8_t(plan.tiles.cluster_m);
   args.cluster_n = uint8_t(plan.tiles.cluster_n);
   for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
@@ -487,6 +484,9 @@ const char* launch_config(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   const unsigned cluster = 1u << args.cluster_m << args.cluster_n;
   if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
+  static_assert(stages_of_launch<Cfg>(Cfg::kMostBlocks, Cfg::kTileBytes) > 1 &&
+                    stages_of_launch<Cfg>(int(min_of(Cfg::kMostBlocks, 3)), Cfg::kStageBytes) > 0,
+                "stages of one k tile, of two");
   args.groups = TileGroups(args.tiles_m, args.tiles_n, schedule.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 

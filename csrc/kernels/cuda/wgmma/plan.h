@@ -65,16 +65,23 @@ constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k
   return chunk_k < k && 4 * sums <= double(kMaxPartialBytes);
 }
 
-// How many blocks of a tile may share a multiprocessor: there are registers for two of the smallest.
-constexpr int most_blocks(const TileShape& shape) { return shape.block_m == 64 && shape.block_n <= 64 ? 4 : 1; }
-
-// How many do, so that one multiplies while the other one stores. A tile's whole k has to fit into the stages that two
-// blocks leave each other: a longer one needs more of them on their way (from k = 1024 on two take twice as long).
-inline constexpr int kMostSharingKTiles = 4;
-constexpr int blocks_of(const TileShape& shape, const GemmTask& p, int block_k) {
-  if (p.k > kMostSharingKTiles * block_k || p.sums_rows || most_blocks(shape) == 1) return 1;
-  return p.k <= block_k ? 4 : 2;
+// How many blocks of a tile a multiprocessor has registers for. is_plain: of the kernels with the least code.
+constexpr int most_blocks(const TileShape& shape, bool is_plain) {
+  if (shape.block_m > 64 || shape.block_n > 64) return 1;
+  return shape.block_n == 32 || is_plain ? 4 : 3;
 }
+
+// How many share one at most, so that some multiply while others store. A tile's whole k has to fit into the stages
+// that they leave each other: a longer one needs more of them on their way (from k = 1024 on two blocks take twice as
+// long as one).
+constexpr int most_blocks(const TileShape& shape, const GemmTask& p, int block_k) {
+  const int64_t k_tiles = ceil_div(p.k, block_k);
+  if (k_tiles > 4 || p.sums_rows) return 1;
+  if (!p.is_c_aligned) return int(min_of(most_blocks(shape, false), 2));  // threads store no faster
+  return int(min_of(most_blocks(shape, p.is_plain), k_tiles > 2 ? 2 : k_tiles == 2 || size_of(p.dtype) == 4 ? 3 : 4));
+}
+// Where they share one, two of them do at least.
+constexpr int fewest_blocks(int most) { return most == 1 ? 1 : 2; }
 
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles consist of boxes of 64 columns and of
 // one of 32.
@@ -264,7 +271,7 @@ inline double memory_rate(const WgmmaCosts& costs, const TilePlan& plan, const G
 inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const GemmTask& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  const int blocks = blocks_of(shape, p, kWgmmaBlockK);
+  const int blocks = most_blocks(shape, p, kWgmmaBlockK);
   return costs.start + k_tiles * matrix_unit_microseconds(costs, shape, blocks) / blocks *
                            std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
@@ -308,7 +315,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     }
     // Threads take longer to store, unless the products of another block go on meanwhile.
     const double stores = p.is_c_aligned || plan.splits_chunks || sharing > 1 ? 0 : costs.by_threads * area;
-    return products + costs.tile + area * costs.element + stores +
+    return products + costs.tile + area * (costs.element + (sharing - 1) * costs.crowded) + stores +
            (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
   const int64_t rest = num_tiles % at_once;
@@ -340,7 +347,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
                           ? strip_microseconds(costs, plan, p, double(num_tiles << log_cluster), tiles, memory)
                           : cluster_microseconds(costs, plan.cluster_m, plan.cluster_n) +
                                 (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
-  const double all = costs.start + sums + order + work;
+  const double all = costs.start + (p.is_plain ? 0 : costs.more_code.value) + sums + order + work;
   // Where all k is in flight at the same time, clusters gain more.
   return plan.splits_chunks ? (1 - costs.split_cluster * log_cluster) * all : all;
 }
@@ -479,18 +486,9 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
     plan = {i, shape, false, false, 0, 0, is_exchanged, 0, 1};
     const auto consider = [&](int log_m, int log_n) {
       plan.cluster_m = log_m, plan.cluster_n = log_n;
-      plan.blocks = log_m + log_n == 0 && !plan.shares_tiles ? blocks_of(shape, p, kWgmmaBlockK) : 1;
-      visit_orders(from, made, p, num_sms, visit);
-      if (visit.wants_all() && plan.blocks > 1) {
-        for (int blocks : {2, 3, 4}) {
-          const int64_t tiles = ceil_div(p.k, kWgmmaBlockK);
-          if (blocks == plan.blocks || (tiles == 2 && blocks == 4) || (tiles > 2)) continue;
-          const int was = plan.blocks;
-          plan.blocks = blocks;
-          visit_orders(from, made, p, num_sms, visit);
-          plan.blocks = was;
-        }
-      }
+      const int most = log_m + log_n == 0 && !plan.shares_tiles ? most_blocks(shape, p, kWgmmaBlockK) : 1;
+      for (plan.blocks = fewest_blocks(most); plan.blocks <= most; ++plan.blocks)
+        visit_orders(from, made, p, num_sms, visit);
     };
     for (const bool splits : {false, true}) {
       if (!splits && is_chunked && !sums_chunks(shape, p.sums_rows)) continue;
@@ -593,6 +591,7 @@ inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& gi
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   search.task = task_of(problem, a, b);
   search.task.is_c_aligned = plan.stores_by_tma;
+  search.task.is_plain = plan.stores_by_tma && is_plain(p) && problem.chunk_k >= p.k;
   const uint64_t bits_of_c = reinterpret_cast<uintptr_t>(p.c) | uint64_t(plan.c.ld * size_of(p.dtype_c));
   search.task.crosses_sectors = plan.stores_by_tma && bits_of_c % kSectorBytes != 0;
   const double num_copied =

@@ -53,7 +53,8 @@ inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& s
         transposes ? costs.transpose + costs.transpose_32 * shape.block_n / 32 : 0})
     if (sharing * bound > k_tile) k_tile = sharing * bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));
-  const double tiles = waves * (num_k_tiles * k_tile + costs.tile + area * costs.element);
+  const double tiles =
+      waves * (num_k_tiles * k_tile + costs.tile + area * (costs.element + (sharing - 1) * costs.crowded));
   const double results = double(p.batch) * double(p.m) * double(p.n);
   const double elements = double(p.batch * p.k) * double(p.m + p.n) + results;
   const StreamedOperand large = streamed_operand(shape, p);
@@ -93,6 +94,7 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
     plan.copies_a = option % 2, plan.copies_b = option / 2;
     GemmTask task = task_of(problem, plan.copies_a ? a.copied : a.in_place, plan.copies_b ? b.copied : b.in_place);
     if (!task.a.is_readable || !task.b.is_readable) continue;
+    task.is_c_aligned = plan.stores_by_tma;
     plan.a = plan.copies_a ? a.copied_view : a.view;
     plan.b = plan.copies_b ? b.copied_view : b.view;
     plan.is_exchanged = !task.b.is_k_major;
@@ -106,19 +108,15 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
-      const int most = plan.path == Tf32Path::b_transposed ? 1 : plan.path == Tf32Path::a_from_registers ? 2 : 4;
-      const int blocks = int(min_of(most, blocks_of(shape, task, kTf32BlockK)));
+      const int most = plan.path == Tf32Path::b_transposed       ? 1
+                       : plan.path == Tf32Path::a_from_registers ? fewest_blocks(most_blocks(shape, task, kTf32BlockK))
+                                                                 : most_blocks(shape, task, kTf32BlockK);
       for (int splits = 0; splits <= int(may_split); ++splits) {
-        const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, blocks, task, num_sms);
-        plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0, blocks};
-        visit(plan, time + store_us, time);
-        if (visit.wants_all() && most == 4 && most_blocks(shape) == 4) {
-          for (int other : {2, 3, 4}) {
-            const int64_t tiles = ceil_div(task.k, kTf32BlockK);
-            if (other == blocks || (tiles == 2 && other == 4) || tiles > 2) continue;
-            plan.tiles.blocks = other;
-            visit(plan, time + store_us, time);
-          }
+        for (int blocks = fewest_blocks(most); blocks <= most; ++blocks) {
+          const double time =
+              copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, blocks, task, num_sms);
+          plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0, blocks};
+          visit(plan, time + store_us, time);
         }
       }
     }
