@@ -236,11 +236,12 @@ def test_on_nvidia_the_production_kernels_compete_alone(dtype_name):
                 assert choice in production, (chip, m, n, k, batch, choice)
 
 
-def test_scores_of_few_queries_are_for_direct():
-    """A tile of wgmma would store 64 rows of sums for each of one row."""
-    for m, k in ((1, 64), (8, 64)):
-        answer = torch_tiledmm.explain(m, 1024, k, "bf16", device="cuda:sm_90", batch=512, out_dtype="fp32")
-        assert answer.choice == "direct" and answer.order == "mma_chunks", answer
+@pytest.mark.parametrize("out_dtype", [None, "fp32"])
+def test_scores_of_few_queries_are_for_direct_where_rows_of_c_are_not_aligned(out_dtype):
+    """The threads that store a tile of wgmma go through all of its 64 rows; the copy engine stores those of C alone."""
+    for m, n, kernel in ((1, 1023, "direct"), (8, 1023, "direct"), (1, 1024, "wgmma"), (8, 1024, "wgmma")):
+        answer = torch_tiledmm.explain(m, n, 64, "bf16", device="cuda:sm_90", batch=512, out_dtype=out_dtype)
+        assert answer.choice == kernel and answer.order == "mma_chunks", answer
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -339,13 +340,18 @@ def test_the_plan_of_each_kernel_is_among_its_plans(m, n, k, dtype_name, layout)
     assert {plan.algorithm.split(":")[0] for plan in explain(plans_of="auto").candidates} == {explain().choice}
 
 
-@pytest.mark.parametrize(("precision", "most"), [("bf16", 256), ("tf32", 128)])
-def test_two_blocks_of_a_small_tile_share_a_multiprocessor_where_k_is_short(precision, most):
+@pytest.mark.parametrize(("precision", "block_k", "most"), [("bf16", 64, (4, 3, 2, 2)), ("tf32", 32, (3, 3, 2, 2))])
+def test_blocks_of_a_small_tile_share_a_multiprocessor_where_k_is_short(precision, block_k, most):
+    """Two at least, and two at most where threads store C, whose rows are no whole units."""
     with matmul_precision(precision) as dtype:
-        for k, blocks in ((most, 2), (most + 8, None)):
-            plans = torch_tiledmm.explain(64, 64, k, dtype, batch=500, device="cuda:sm_90", plans_of="wgmma").candidates
+        for n, k_tiles in itertools.product((64, 63), range(1, 6)):
+            k = k_tiles * block_k
+            plans = torch_tiledmm.explain(64, n, k, dtype, batch=500, device="cuda:sm_90", plans_of="wgmma").candidates
             found = {(plan.config["block"], plan.config.get("blocks_per_cu")) for plan in plans}
-            assert {("64x64", blocks), ("64x32", blocks)} <= found
+            counts = [None] if k_tiles > len(most) else [2] if n == 63 else range(2, most[k_tiles - 1] + 1)
+            assert {tile for tile in found if tile[0] in ("64x64", "64x32")} == {
+                *itertools.product(("64x64", "64x32"), counts)
+            }
             assert {block for block, count in found if count} <= {"64x64", "64x32"}
 
 

@@ -255,13 +255,13 @@ __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t
   constexpr int kWords = 128 / int(sizeof(Word)), kElements = int(sizeof(Word)) / 2;
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
   const char* from = buffer + warp * 16 * 128;
-  num_rows -= warp * 16;
+  num_rows = min(num_rows - warp * 16, 16);
 #pragma unroll 1
   for (int word = lane; word < kWords; word += 32) {
     if (word * kElements >= num_cols) continue;
     auto* to_word = static_cast<uint16_t*>(to) + word * kElements;
 #pragma unroll 1
-    for (int first = 0; first < 16; first += 8) {
+    for (int first = 0; first < num_rows; first += 8) {
       Word words[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i)

@@ -45,12 +45,12 @@ inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
           0.03,   0.01003,  0.149,   2.5,   2.5,     0.3,      32,      3e-7}}};
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
-    // H200, 330 random batches; operands that are copied first by the times of copies alone
-    {90, {0.06987,  1.64e-5, 4.637e6,  4.863e6, 2.367e6, 3.401,  3e6,     6.656e6, 8.576e6,  2.5e5,
-          4.891,    0.8948,  2.492e-5, 0.4,     0.4151,  1.543,  0.01387, 0.75,    0.006245, 1.256,
-          0.007741, 0.7063,  4.699e5,  1.146e5, 0.6,     0.8,    0.3,     0.1,     0.06212,  0.03468,
-          0.08585,  2.3,     2.5,      0.03,    0.01009, 0.2777, 2.704,   2.5,     0.3,      32,
-          5.059e-7, 0,       0.05,     0.00011, 1.6e6,   2e5,    3.04e-5, 1e-5,    0.3}}};
+    // H200, 970 random batches
+    {90, {0.07933,  1.614e-5, 5.06e6,   5.302e6, 2.328e6, 2.448,  2.723e6,  6.838e6,  8.179e6,  2.5e5,
+          4.921,    0.5407,   2.291e-5, 0.4,     0.4243,  1.116,  0.01141,  0.6602,   0.005627, 1.239,
+          0.009974, 0.7373,   4.27e5,   1.341e5, 0.6,     0.8,    0.3,      0.1,      0.06633,  0.03366,
+          0.07211,  2.3,      2.5,      0.03,    0.01015, 0.4126, 3.26,     2.5,      0.3,      32,
+          4.082e-7, 0,        0.05,     0.00011, 1.6e6,   2e5,    3.224e-5, 1.103e-5, 0.3108}}};
 
 // Beside a B of 8 bits that is widened on its way. H200, 1,536 plans of 64 products: what it picks takes 2 % longer
 // than the best plan.
@@ -81,9 +81,9 @@ struct Tf32Costs {
 };
 inline constexpr CostRow<Tf32Costs> kTf32Costs[] = {{90, {}}};
 inline constexpr CostRow<Tf32Costs> kTf32BatchCosts[] = {
-    // H200, 340 random batches
-    {90, {0.08799, 0.1614, 0.01054, 2.034e-5, 0.2084,  0.06874, 4.541e6, 4.102e6, 2.505e5, 5.265,    0.8606,  5.171e-5,
-          0.7625,  1.234,  2.143,   1.767e5,  3.297e5, 1.933,   0.01998, 0.4769,  2.359,   1.426e-6, 0.06416, 1e-5}}};
+    // H200, 400 random batches
+    {90, {0.07486, 0.1762, 0.0145, 1.836e-5, 0.1937,  0.06677, 4.773e6, 3.8e6,  3.718e5, 5.399,    0.7417,  5.828e-5,
+          0.6274,  1.282,  2.07,   1.96e5,   3.919e5, 2.17,    0.02012, 0.5066, 2.247,   1.357e-6, 0.05776, 1.161e-5}}};
 
 // The constants of groups and gated layers are fitted to the times of 17 shapes, of equal and skewed groups, on an
 // H100.

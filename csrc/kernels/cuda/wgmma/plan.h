@@ -531,13 +531,17 @@ inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearc
   });
 }
 
-// Elements of all items of an operand that a batch does not repeat.
-inline double num_elements(const OperandView& view, const FoldedProblem& problem) {
-  return double(num_items(problem, view.batch_stride)) * double(view.rows) * double(view.k);
-}
-
 // Whether the rows of an operand's copy lie along k: always of fp32 and of 8 bits, else where the operand's do.
 inline bool copies_along_k(DType dtype, const OperandView& view) { return size_of(dtype) != 2 || is_k_major(view); }
+
+// Elements that a copy reads, and those that it writes with the gaps between its rows, of all items of an operand that
+// a batch does not repeat.
+inline double num_copied(const OperandView& view, const FoldedProblem& problem) {
+  const bool is_along_k = copies_along_k(view.dtype, view);
+  const double inner = double(is_along_k ? view.k : view.rows), outer = double(is_along_k ? view.rows : view.k);
+  return double(num_items(problem, view.batch_stride)) * outer *
+         (inner + double(copied_ld(view.dtype, int64_t(inner))));
+}
 
 // How the copy engine sees the copy of an operand.
 inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
@@ -594,9 +598,9 @@ inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& gi
   search.task.is_plain = plan.stores_by_tma && is_plain(p) && problem.chunk_k >= p.k;
   const uint64_t bits_of_c = reinterpret_cast<uintptr_t>(p.c) | uint64_t(plan.c.ld * size_of(p.dtype_c));
   search.task.crosses_sectors = plan.stores_by_tma && bits_of_c % kSectorBytes != 0;
-  const double num_copied =
-      (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
-  search.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +
+  const double copied =
+      (plan.copies_a ? num_copied(view_a(p), problem) : 0) + (plan.copies_b ? num_copied(view_b(p), problem) : 0);
+  search.other_us = (copied > 0 ? costs.repack + 2 * copied / costs.repacked : 0) +
                     copied_us(costs, problem, plan.copies_a, plan.copies_b, num_sms) +
                     (plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored);
   return search;

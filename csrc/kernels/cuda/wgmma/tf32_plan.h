@@ -102,9 +102,10 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
     plan.path = !task.b.is_k_major   ? Tf32Path::b_transposed
                 : !task.a.is_k_major ? Tf32Path::a_from_registers
                                      : Tf32Path::both_in_place;
-    const double copied = double(task.batch * task.k) * double((plan.copies_a ? p.m : 0) + (plan.copies_b ? p.n : 0));
-    const double copy_time =
-        copied > 0 ? costs.copy + copied * 8 / costs.copied : 0;  // each element is read and written
+    // Elements that copies read, and those that they write with the gaps between their rows.
+    const double copied = double(task.batch * (task.k + copied_ld(DType::f32, task.k))) *
+                          double((plan.copies_a ? p.m : 0) + (plan.copies_b ? p.n : 0));
+    const double copy_time = copied > 0 ? costs.copy + copied * 4 / costs.copied : 0;
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
