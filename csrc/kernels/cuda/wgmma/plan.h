@@ -73,12 +73,12 @@ constexpr int most_blocks(const TileShape& shape, bool is_plain) {
 
 // How many share one at most, so that some multiply while others store. A tile's whole k has to fit into the stages
 // that they leave each other: a longer one needs more of them on their way (from k = 1024 on two blocks take twice as
-// long as one).
+// long as one). More than two gain nothing where threads store C, nor in a single product (75 of short k, H200).
 constexpr int most_blocks(const TileShape& shape, const GemmTask& p, int block_k) {
   const int64_t k_tiles = ceil_div(p.k, block_k);
   if (k_tiles > 4 || p.sums_rows) return 1;
-  if (!p.is_c_aligned) return int(min_of(most_blocks(shape, false), 2));  // threads store no faster
-  return int(min_of(most_blocks(shape, p.is_plain), k_tiles > 2 ? 2 : k_tiles == 2 || size_of(p.dtype) == 4 ? 3 : 4));
+  const bool are_two = k_tiles > 2 || p.batch == 1 || !p.is_c_aligned;
+  return int(min_of(most_blocks(shape, p.is_plain), are_two ? 2 : k_tiles == 2 || size_of(p.dtype) == 4 ? 3 : 4));
 }
 // Where they share one, two of them do at least.
 constexpr int fewest_blocks(int most) { return most == 1 ? 1 : 2; }
