@@ -35,7 +35,7 @@ struct TiledProduct {
   const bool needs_sums = task_k > Tile::kChunk && !sums_are_c && config.path == CpuPath::packed;
   const int64_t ld_sums = round_up(splits ? problem.n : min_of(config.task_n, config.block_n), Tile::kThreadN);
   const int64_t num_tiles = config.tasks_m * config.tasks_n, all_tiles = batch_size(problem) * num_tiles;
-  const int64_t num_workers = min_of(executor.num_threads, config.split_k* all_tiles);
+  const int64_t num_workers = min_of(min_of(executor.num_threads, config.num_threads), config.split_k* all_tiles);
   const bool keeps = config.keeps_a || config.keeps_b;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
   const int64_t bytes_task = bytes_panels +

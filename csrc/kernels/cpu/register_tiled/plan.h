@@ -97,7 +97,8 @@ inline constexpr int64_t kFewColumns = 64;             // so few do not repay pa
 inline constexpr int64_t kTurnColumns = 192;           // ... and so few one whose rows are not contiguous along k
 inline constexpr double kTaskFlops = 1e6;              // in fp32: half of it repays waking a thread
 inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
-inline constexpr double kWake = 1.0 / 64;              // of that work, to wake one more
+inline constexpr double kItemWork = 0.02;              // of that work, to begin an item of a batch
+inline constexpr double kWake = 1.0 / 64;              // likewise, to wake one more thread
 inline constexpr double kMinTask = 0.5;                // of that work: what is worth a task of its own
 inline constexpr double kMostWait = 0.85;              // for the slowest thread, in tasks, of so many threads and more:
 inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
@@ -125,6 +126,7 @@ struct CpuConfig {
   int64_t block_m, block_n;  // rows of A and columns of B packed at one time
   int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
   int64_t task_m, task_n;    // their sizes
+  int64_t num_threads;       // that the work is worth
   int64_t task_groups;       // items: groups of them, as many as a vector has lanes, in a task
   int32_t dim_of_lanes;      // ... and the dimension of the batch in which those of a group are neighbours
   int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
@@ -213,7 +215,8 @@ struct CpuConfigChoice {
   const double work =
       2.0 * double(m) * double(n) * double(k) * double(batch) * double(kShape.acc_bytes) / 4 / kTaskFlops +
       (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(kSize) * (is_short_k ? 2 : 1) /
-          kTaskBytes;
+          kTaskBytes +
+      (batch > 1 ? kItemWork * double(batch) : 0);
   const int64_t threads = threads_for(work, chip.num_cus, kWake);
   // Few rows with B contiguous along n: B is read once, where it lies. Of 8 bits it hardly ever is.
   const int64_t stream_rows = size_of(problem.dtype_b) == 1 ? 0 : max_stream_rows(ISA, chip.cores, kShape, is_far, m);
@@ -234,6 +237,7 @@ struct CpuConfigChoice {
   CpuConfig choose() {
     const bool may_be_items = batch > 1 && k >= 1 && k <= kChunk && kShape.k_per_word == 1;
     if (may_be_items && mix_of(problem) == Mix::none && choose_items()) return config;
+    config.num_threads = threads;
     // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
     config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
     config.is_c_far = m * n * kSize >= kFarResultBytes;
@@ -296,7 +300,7 @@ struct CpuConfigChoice {
     if (double(groups) * group_cost >= double(batch) * item_cost) return false;
     config.path = CpuPath::items;
     const double work = double(groups) * group_cost * double(kLanes * kShape.acc_bytes) / 2 / kTaskFlops;
-    const int64_t num_threads = threads_for(work, chip.num_cus, kWake);
+    const int64_t num_threads = config.num_threads = threads_for(work, chip.num_cus, kWake);
     const int64_t tasks =
         num_threads == 1 ? 1 : max_of(num_threads, min_of(kTurns * num_threads, int64_t(work / kMinTask)));
     config.task_groups = ceil_div(groups, tasks);
