@@ -18,6 +18,17 @@ inline GemmProblem transposed(const GemmProblem& from) {
   return to;
 }
 
+// The same of a batch, whose dimensions are in `dims` then.
+inline GemmProblem transposed(const GemmProblem& from, BatchDim* dims) {
+  GemmProblem to = transposed(from);
+  for (int32_t d = 0; d < from.num_batch_dims; ++d) {
+    const BatchDim& dim = from.batch_dims[d];
+    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
+  }
+  to.batch_dims = dims;
+  return to;
+}
+
 inline FoldedProblem transposed(const FoldedProblem& problem) {
   FoldedProblem result = problem;
   result.gemm = transposed(problem.gemm);

@@ -3,6 +3,7 @@
 
 #include "core/executor.h"
 #include "kernels/cpu/amx/task.h"
+#include "kernels/cpu/shared/items.h"
 #include "kernels/cpu/shared/parallel.h"
 
 TILEDMM_TARGET_BEGIN
@@ -133,6 +134,12 @@ template <class Op>
 Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const Executor& executor) {
   const GemmProblem& problem = folded.gemm;
   if (plan.path == AmxPath::split_k) return multiply_split<Op>(problem, plan, executor);
+  if (plan.path == AmxPath::items) {
+    using T = typename Op::Element;
+    BatchDim dims[kMaxBatchDims];
+    const GemmProblem oriented = plan.is_exchanged ? transposed(problem, dims) : problem;
+    return launch_items<T, Fma<T, float>, TileOrder>(oriented, plan.items, executor);
+  }
   const int64_t m = plan.is_exchanged ? problem.n : problem.m, n = plan.is_exchanged ? problem.m : problem.n;
   const PackingTasks packing_a(plan.is_a_shared, m, problem.k, plan.num_threads);
   const PackingTasks packing_b(plan.is_b_shared, n, problem.k, plan.num_threads);

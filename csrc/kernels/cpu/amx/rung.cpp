@@ -29,6 +29,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const AmxPlan& own = plan.as<AmxPlan>();
   fields.add("path", kAmxPathNames[int(own.path)]);
+  if (own.path == AmxPath::items) return fields.add("task_items", own.items.task_groups * kAmxItemLanes);
   fields.add_tile("block", own.task_m, own.task_n);
   fields.add("block_k", kAmxChunkK);
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);

@@ -26,6 +26,12 @@ class TileArithmetic {
   unsigned before_;
 };
 
+// The order of a batch's items that lie in the lanes of vectors (shared/items.h).
+struct TileOrder {
+  static constexpr int64_t kStep = kAmxStep;
+  using Arithmetic = TileArithmetic;
+};
+
 // Rows [row, row + rows) of C. The even and the odd k are two chains of multiply-adds from +0, and their sum is added
 // to +0. Never inlined: its arithmetic must stay between the two changes of MXCSR.
 template <class T, int K>

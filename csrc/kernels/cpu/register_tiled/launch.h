@@ -8,9 +8,9 @@
 #pragma once
 
 #include "kernels/cpu/register_tiled/block_tile.h"
-#include "kernels/cpu/register_tiled/items.h"
 #include "kernels/cpu/register_tiled/long_dot.h"
 #include "kernels/cpu/register_tiled/plan.h"
+#include "kernels/cpu/shared/items.h"
 #include "kernels/cpu/shared/parallel.h"
 #include "kernels/cpu/shared/simd.h"
 #include "kernels/cpu/shared/variants.h"
@@ -147,7 +147,7 @@ template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Executor& executor) {
   if (config.path == CpuPath::long_dots) return launch_dots<T, Op>(problem, executor);
   if constexpr (Op::kPerWord == 1) {
-    if (config.path == CpuPath::items) return launch_items<T, Op>(problem, config, executor);
+    if (config.path == CpuPath::items) return launch_items<T, Op>(problem, config.items, executor);
   }
   return TiledProduct<T, Op>{problem, config, executor}.run();
 }
@@ -157,7 +157,7 @@ template <class Launch>
 Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const Launch& launch) {
   if (!plan.is_exchanged) return launch(problem);
   BatchDim dims[kMaxBatchDims];
-  return launch(exchange_operands(problem, dims));
+  return launch(transposed(problem, dims));
 }
 
 #if !defined(TILEDMM_ISA_AVX512_BF16)  // whose launcher chooses

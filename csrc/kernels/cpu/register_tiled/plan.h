@@ -9,6 +9,7 @@
 #include "core/math.h"
 #include "core/problem.h"
 #include "core/transposed.h"
+#include "kernels/cpu/shared/items_plan.h"
 #include "kernels/cpu/shared/threads.h"
 
 namespace tiledmm {
@@ -111,8 +112,6 @@ inline constexpr double kRegionCost = 1.1;             // adding up sums of chun
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
 inline constexpr double kDotRegionTime = 30000;        // the same in dot_rows, where it was fitted to 16 threads
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
-inline constexpr int64_t kMaxItemWords = 1 << 14;  // multiply-adds of an item in a lane
-inline constexpr int64_t kGroupBytes = 96 << 10;   // of a group's operands and sums: they stay in a second level
 
 // Whether one or two rows of dot_rows are faster by two vectors of columns in turns: one chain of multiply-adds takes
 // longer than to transpose its columns. Zen 4 transposes no faster than one chain takes, nor does Intel in fp32.
@@ -127,8 +126,7 @@ struct CpuConfig {
   int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
   int64_t task_m, task_n;    // their sizes
   int64_t num_threads;       // that the work is worth
-  int64_t task_groups;       // items: groups of them, as many as a vector has lanes, in a task
-  int32_t dim_of_lanes;      // ... and the dimension of the batch in which those of a group are neighbours
+  ItemsPlan items;           // of their path
   int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
                              // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
@@ -171,21 +169,6 @@ inline int64_t max_stream_rows(Isa isa, Cores cores, const CpuKernelShape& shape
   }
   return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
 }
-
-// A matrix of an item in runs along its close dimension; one run, where they follow each other. Packed elements, a
-// vector for each, lie in the same order without gaps.
-struct Runs {
-  int64_t count, length, stride, step;  // elements of a run; from run to run, from element to element of a run
-  int64_t row, col;                     // packed elements from row to row, from column to column
-
-  Runs(int64_t rows, int64_t stride_row, int64_t cols, int64_t stride_col) {
-    const bool is_along_rows = stride_col == 1 || stride_row != 1;
-    count = is_along_rows ? rows : cols, length = is_along_rows ? cols : rows;
-    stride = is_along_rows ? stride_row : stride_col, step = is_along_rows ? stride_col : stride_row;
-    row = is_along_rows ? cols : 1, col = is_along_rows ? 1 : rows;
-    if (stride == length * step || count == 1) length *= count, count = 1;
-  }
-};
 
 // Chooses the tile numbers of a product, step by step. A template, since it divides by the numbers of the shape some
 // twenty times, and each by a constant is a shift.
@@ -273,37 +256,21 @@ struct CpuConfigChoice {
     return threads <= kFewThreads && is_wide ? CpuFetch::along_k : CpuFetch::none;
   }
 
-  // Small items side by side, if that costs less than a task for each.
+  // Small items side by side, if that costs less than a task for each: what that takes at least, and what multiply-adds
+  // and elements take, in multiply-adds of vectors. A task of whole vectors, or of those with masks, has no slow edges.
+  // Fitted as plan_items is.
   bool choose_items() {
     constexpr int64_t kLanes = kThreadN / 2;
-    const double words = double(m) * double(n) * double(k);
-    if (words > double(kMaxItemWords) || ((m + n) * k + m * n) * kLanes * kShape.acc_bytes > kGroupBytes) return false;
-    int64_t groups = batch;
-    for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
-      const int64_t size = problem.batch_dims[d].size, groups_of_dim = batch / size * ceil_div(size, kLanes);
-      if (groups_of_dim < groups) groups = groups_of_dim, config.dim_of_lanes = d;
-    }
-    if (groups * kLanes > 2 * batch) return false;
-    // In multiply-adds of vectors, of a group and of an item in a task of its own: what each takes at least, and what
-    // multiply-adds, elements of A and B, those of C, and runs of memory take. A task of whole vectors, or of those
-    // with masks, has no slow edges. Fitted to both ways of random items on one thread of a Zen 3; 512 bits not
-    // measured.
-    const double operands = double((m + n) * k), results = double(m * n), vectors = words / double(kLanes);
-    const int64_t runs =
-        Runs(m, problem.stride_am, k, problem.stride_ak).count + Runs(n, problem.stride_bn, k, problem.stride_bk).count;
-    const double group_cost =
-        double(100 * kLanes) + 3 * words + 9 * operands + (kShape.is_of_words ? 28 : 58) * results + 250 * double(runs);
+    if (!plan_items(problem, batch, kLanes, kShape.acc_bytes, config.items)) return false;
+    const double operands = double((m + n) * k), results = double(m * n),
+                 vectors = double(m) * double(n) * double(k) / double(kLanes);
     const bool is_whole = n % kLanes == 0 || micro_tile(ISA).vector_bytes == 64, is_row = m == 1 && is_b_n_major;
     const double least_cost = is_short_k ? 420 : !is_whole ? 900 : is_row ? 500 : 800;
     const double item_cost = is_whole ? least_cost + 0.5 * vectors + operands + 2 * results
                                       : least_cost + 3.5 * vectors + 2 * operands + (is_short_k ? 3 : 5) * results;
-    if (double(groups) * group_cost >= double(batch) * item_cost) return false;
+    if (config.items.cost >= double(batch) * item_cost) return false;
     config.path = CpuPath::items;
-    const double work = double(groups) * group_cost * double(kLanes * kShape.acc_bytes) / 2 / kTaskFlops;
-    const int64_t num_threads = config.num_threads = threads_for(work, chip.num_cus, kWake);
-    const int64_t tasks =
-        num_threads == 1 ? 1 : max_of(num_threads, min_of(kTurns * num_threads, int64_t(work / kMinTask)));
-    config.task_groups = ceil_div(groups, tasks);
+    share_groups(config.items, kLanes * kShape.acc_bytes, chip.num_cus, kWake);
     return true;
   }
 
@@ -477,17 +444,6 @@ bool exchanges_operands(const GemmProblem& p) {
   const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, p.stride_bn == 1, is_mixed, shape);
   const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, p.stride_am == 1, is_mixed, exchanged);
   return cost + (p.stride_cn != 1) * stores > cost_exchanged + (p.stride_cm != 1) * stores;
-}
-
-// C^T = B^T A^T as a problem, with its batch dimensions in `dims`.
-[[maybe_unused]] GemmProblem exchange_operands(const GemmProblem& problem, BatchDim* dims) {
-  GemmProblem exchanged = transposed(problem);
-  for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
-    const BatchDim& dim = problem.batch_dims[d];
-    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
-  }
-  exchanged.batch_dims = dims;
-  return exchanged;
 }
 
 // DTYPE: that of the operand that is B where they have exchanged their roles.

@@ -63,7 +63,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const CpuKernelShape shape = kernel_shape(ISA, dtype_of_words<ISA>(problem.gemm));
   fields.add("path", kCpuPathNames[int(config.path)]);
   if (config.path == CpuPath::long_dots) return;
-  if (config.path == CpuPath::items) return fields.add("task_items", config.task_groups * shape.thread_n / 2);
+  if (config.path == CpuPath::items) return fields.add("task_items", config.items.task_groups * shape.thread_n / 2);
   fields.add_tile("thread", config.thread_m, shape.thread_n);
   fields.add_tile("block", config.block_m, config.block_n);
   fields.add("block_k", kChunkWords * shape.k_per_word);

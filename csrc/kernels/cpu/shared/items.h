@@ -1,15 +1,13 @@
-// The path of rung 04 for a batch of small items, each of which would take less time than a task: a vector holds the
-// same element of as many items as it has lanes, so that an item of any size and layout fills it. Each output is one
-// chain in the order of k here, too. Included once per instruction set by register_tiled.cpp.
+// A batch of small items, each of which would take less time than a task: a vector holds the same element of as many
+// items as it has lanes, so that an item of any size and layout fills it. Included once per instruction set.
 #pragma once
 
 #include <type_traits>
 #include <utility>
 
 #include "core/executor.h"
-#include "kernels/cpu/register_tiled/micro_kernel.h"
-#include "kernels/cpu/register_tiled/plan.h"
 #include "kernels/cpu/shared/epilogue.h"
+#include "kernels/cpu/shared/items_plan.h"
 #include "kernels/cpu/shared/pack.h"
 #include "kernels/cpu/shared/parallel.h"
 #include "kernels/cpu/shared/simd.h"
@@ -18,10 +16,18 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
-template <class T, class Op>
+// Each output is one chain of multiply-adds in the order of k.
+struct OneChain {
+  static constexpr int64_t kStep = 0;
+  struct Arithmetic {};
+};
+
+// Order: OneChain, or kStep elements of k at a time, of which the even and the odd ones are two chains from +0, whose
+// sum is added to those of the steps before. Products are computed while an object of Order::Arithmetic lives.
+template <class T, class Op, class Order>
 struct Items {
   using A = typename Op::Acc;
-  static constexpr int kLanes = Config<Op>::kLanes;
+  static constexpr int kLanes = Simd<A>::kLanes;
   static constexpr int kMaxRows = 2, kMaxCols = 4;  // of a micro-tile of vectors
 
   const GemmProblem& problem;  // whose k is one chunk; the items of the last dimension of the batch become lanes
@@ -72,12 +78,14 @@ struct Items {
     const bool has_packets = are_together && packets_end <= (items_left - count + 1) * stride_item;
     const int64_t length = has_packets ? packets_end : runs.length;
     for (int64_t run = 0; run < runs.count; ++run) {
-      pack_strips<T, Op>(from + run * runs.stride, stride_item, runs.step, count, kLanes, length,
-                         to + run * length * kLanes);
+      tiledmm::pack_strips<T, Op>(from + run * runs.stride, stride_item, runs.step, count, kLanes, length,
+                                  to + run * length * kLanes);
     }
   }
 
-  void multiply(const A* panel_a, const A* panel_b, A* sums) const {
+  // Never inlined: its arithmetic must stay between the two changes of how this thread computes.
+  __attribute__((noinline)) void multiply(const A* panel_a, const A* panel_b, A* sums) const {
+    [[maybe_unused]] const typename Order::Arithmetic arithmetic;
     using Multiply = void (Items::*)(const A*, const A*, A*) const;
     static constexpr Multiply kTable[kMaxRows][kMaxCols] = {{&Items::multiply_tile<1, 1>, &Items::multiply_tile<1, 2>,
                                                              &Items::multiply_tile<1, 3>, &Items::multiply_tile<1, 4>},
@@ -92,21 +100,43 @@ struct Items {
     }
   }
 
+  // chain += a column of A * a row of B.
+  template <int ROWS, int COLS>
+  static TILEDMM_INLINE void multiply_add(const A* panel_a, int64_t row_a, const A* panel_b, int64_t row_b,
+                                          Reg<A> (&chain)[ROWS][COLS]) {
+    Reg<A> frag_b[COLS];
+#pragma GCC unroll 4
+    for (int j = 0; j < COLS; ++j) frag_b[j] = load(panel_b + j * row_b);
+#pragma GCC unroll 2
+    for (int i = 0; i < ROWS; ++i) {
+      const Reg<A> frag_a = load(panel_a + i * row_a);
+#pragma GCC unroll 4
+      for (int j = 0; j < COLS; ++j) chain[i][j] = Op::multiply_add(frag_a, frag_b[j], chain[i][j]);
+    }
+  }
+
   template <int ROWS, int COLS>
   void multiply_tile(const A* panel_a, const A* panel_b, A* sums) const {
-    const int64_t row_a = a.row * kLanes, row_b = b.row * kLanes;
+    const int64_t row_a = a.row * kLanes, row_b = b.row * kLanes, step_a = a.col * kLanes, step_b = b.col * kLanes;
     Reg<A> acc[ROWS][COLS] = {};
-    for (int64_t p = 0; p < k; ++p) {
-      Reg<A> frag_b[COLS];
-#pragma GCC unroll 4
-      for (int j = 0; j < COLS; ++j) frag_b[j] = load(panel_b + j * row_b);
+    const auto add_next = [&](Reg<A>(&chain)[ROWS][COLS]) {
+      multiply_add(panel_a, row_a, panel_b, row_b, chain);
+      panel_a += step_a, panel_b += step_b;
+    };
+    if constexpr (Order::kStep == 0) {
+      for (int64_t p = 0; p < k; ++p) add_next(acc);
+    } else {
+      for (int64_t left = k; left > 0; left -= Order::kStep) {
+        Reg<A> chains[2][ROWS][COLS] = {};
+        const int64_t step = min_of(left, Order::kStep);
+        for (int64_t p = 0; p + 2 <= step; p += 2) add_next(chains[0]), add_next(chains[1]);
+        if (step % 2) add_next(chains[0]);
 #pragma GCC unroll 2
-      for (int i = 0; i < ROWS; ++i) {
-        const Reg<A> frag_a = load(panel_a + i * row_a);
+        for (int i = 0; i < ROWS; ++i) {
 #pragma GCC unroll 4
-        for (int j = 0; j < COLS; ++j) acc[i][j] = Op::multiply_add(frag_a, frag_b[j], acc[i][j]);
+          for (int j = 0; j < COLS; ++j) acc[i][j] += chains[0][i][j] + chains[1][i][j];
+        }
       }
-      panel_a += a.col * kLanes, panel_b += b.col * kLanes;
     }
 #pragma GCC unroll 2
     for (int i = 0; i < ROWS; ++i) {
@@ -160,22 +190,22 @@ struct Items {
   }
 };
 
-template <class T, class Op>
-Status launch_items(const GemmProblem& problem, const CpuConfig& config, const Executor& executor) {
+template <class T, class Op, class Order = OneChain>
+Status launch_items(const GemmProblem& problem, const ItemsPlan& plan, const Executor& executor) {
   BatchDim dims[kMaxBatchDims];
   const int32_t num_dims = problem.num_batch_dims;
   for (int32_t d = 0; d < num_dims; ++d) dims[d] = problem.batch_dims[d];
-  std::swap(dims[num_dims - 1], dims[config.dim_of_lanes]);
+  std::swap(dims[num_dims - 1], dims[plan.dim_of_lanes]);
   GemmProblem ordered = problem;
   ordered.batch_dims = dims;
-  const Items<T, Op> items{ordered};
-  const int64_t num_tasks = ceil_div(items.num_groups, config.task_groups);
+  const Items<T, Op, Order> items{ordered};
+  const int64_t num_tasks = ceil_div(items.num_groups, plan.task_groups);
   const int64_t num_workers = min_of(executor.num_threads, num_tasks), bytes = items.workspace_bytes();
   char* const workspace = static_cast<char*>(executor.allocate(executor.self, size_t(num_workers * bytes)));
   if (!workspace) return Status::out_of_memory;
   for_each_task(executor, num_workers, num_tasks, [&](int64_t worker_idx, int64_t idx) {
-    const int64_t first = idx * config.task_groups;
-    items.run(first, min_of(items.num_groups, first + config.task_groups), workspace + worker_idx * bytes);
+    const int64_t first = idx * plan.task_groups;
+    items.run(first, min_of(items.num_groups, first + plan.task_groups), workspace + worker_idx * bytes);
   });
   executor.release(executor.self, workspace);
   return Status::ok;
