@@ -1,4 +1,4 @@
-"""Batches of small items on the CPU, which register_tiled computes one in each lane of its vectors: the bits of each
+"""Batches of small items on the CPU, which register_tiled and amx compute one in each lane of vectors: the bits of each
 item are those that it has alone, and those of the same rows of a product with many.
 
 Planted bugs that these tests caught: k from its end, products that are rounded, the last packet of an item after the
@@ -17,11 +17,13 @@ from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.cases import assert_only_view_changed, assert_same_bits, nans
 from torch_tiledmm.testing.reference import assert_close, expect_addmm, expect_matmul
 
-# Names of the instruction sets that this machine has, whose words are single elements.
-VARIANTS = [
-    entry.name
+# Kernels of this machine and the dtypes that they serve. Not by pairs of elements.
+CASES = [
+    pytest.param(entry.name, dtype_name, id=f"{entry.name}-{dtype_name}")
     for entry in torch_tiledmm.algorithms("cpu")
-    if entry.available and entry.name.startswith("register_tiled.") and entry.name != "register_tiled.avx512_bf16"
+    for dtype_name in DTYPES
+    if entry.name == "amx" or entry.name.startswith("register_tiled.")
+    if entry.available and dtype_name in entry.dtypes and entry.name != "register_tiled.avx512_bf16"
 ]
 # Items shorter than a packet, of whole packets, and of some and a part; whole tiles of lanes and edges.
 SHAPES = [(1, 1, 1), (2, 1, 1), (1, 5, 2), (1, 1, 64), (3, 1, 27), (4, 4, 4), (5, 3, 1), (3, 5, 7), (2, 3, 100)]
@@ -65,8 +67,7 @@ def by_items(a: torch.Tensor, b: torch.Tensor, name: str) -> torch.Tensor:
     return alone
 
 
-@pytest.mark.parametrize("dtype_name", DTYPES)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name, dtype_name", CASES)
 def test_bits_are_those_of_each_item_alone(name, dtype_name):
     layouts = itertools.cycle(itertools.product("NTGIB", "NTGIB", "NTGI"))
     for (m, n, k), batch in itertools.product(SHAPES, BATCHES):
@@ -79,11 +80,11 @@ def test_bits_are_those_of_each_item_alone(name, dtype_name):
             assert_close(out, expect_matmul(a, b))
 
 
-@pytest.mark.parametrize("dtype_name", DTYPES)
+@pytest.mark.parametrize("name, dtype_name", CASES)
 @pytest.mark.parametrize("beta, alpha", [(1, 1), (0.3, 1), (-2, 1.75)])
-def test_what_is_added_is_that_of_its_item(beta, alpha, dtype_name):
+def test_what_is_added_is_that_of_its_item(beta, alpha, name, dtype_name):
     dtype = DTYPES[dtype_name]
-    for (m, n, k), name in itertools.product(SHAPES, VARIANTS):
+    for m, n, k in SHAPES:
         a, b = batched((19,), m, k, "N", dtype), batched((19,), k, n, "T", dtype)
         matrix = torch.randn(19, m, n, dtype=torch.float64).to(dtype)
         for added in (matrix, matrix[:1], matrix[:, :1], matrix[:, :, :1], matrix[0, :1]):
@@ -93,14 +94,15 @@ def test_what_is_added_is_that_of_its_item(beta, alpha, dtype_name):
             assert_close(out, expect_addmm(added, a, b, beta, alpha))
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
-@pytest.mark.parametrize("dtype_name", DTYPES)
-def test_small_items_of_large_batches_take_this_path(dtype_name, isa):
+@pytest.mark.parametrize("isa, dtype_name", [*itertools.product(("avx2", "avx512"), DTYPES), ("amx", "bf16")])
+def test_small_items_of_large_batches_take_this_path(isa, dtype_name):
+    kernel = isa if isa == "amx" else f"register_tiled.{isa}"
+
     def path(m: int, n: int, k: int, batch: int) -> object:
         candidates = torch_tiledmm.explain(m, n, k, dtype_name, device=f"cpu:{isa}", batch=batch).candidates
-        return next(one.config["path"] for one in candidates if one.algorithm == f"register_tiled.{isa}")
+        return next(one.config["path"] for one in candidates if one.algorithm == kernel)
 
     for shape in SHAPES:
         assert path(*shape, batch=1000) == "items" != path(*shape, batch=1), shape
     assert path(64, 64, 64, batch=1000) != "items"
-    assert path(5, 5, 600, batch=1000) != "items"  # k of two chunks
+    assert path(5, 5, 600, batch=1000) != "items" or isa == "amx"  # k of two chunks

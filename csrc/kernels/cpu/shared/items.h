@@ -59,7 +59,7 @@ struct Items {
         const int64_t items_left = dim.size - place, count = min_of(kLanes, items_left);
         pack(a, from_a, dim.stride_a, count, items_left, panel_a);
         pack(b, from_b, dim.stride_b, count, items_left, panel_b);
-        multiply(panel_a, panel_b, sums);
+        multiply_in_order(panel_a, panel_b, sums);
         is_plain(problem) ? store_plain(to, count, sums) : store_rows(to, bias, count, sums);
         from_a += kLanes * dim.stride_a, from_b += kLanes * dim.stride_b, to += kLanes * dim.stride_c;
         if (bias) bias += kLanes * dim.stride_bias;
@@ -83,9 +83,12 @@ struct Items {
     }
   }
 
+  void multiply_in_order(const A* panel_a, const A* panel_b, A* sums) const {
+    [[maybe_unused]] const typename Order::Arithmetic arithmetic;
+    multiply(panel_a, panel_b, sums);
+  }
   // Never inlined: its arithmetic must stay between the two changes of how this thread computes.
   __attribute__((noinline)) void multiply(const A* panel_a, const A* panel_b, A* sums) const {
-    [[maybe_unused]] const typename Order::Arithmetic arithmetic;
     using Multiply = void (Items::*)(const A*, const A*, A*) const;
     static constexpr Multiply kTable[kMaxRows][kMaxCols] = {{&Items::multiply_tile<1, 1>, &Items::multiply_tile<1, 2>,
                                                              &Items::multiply_tile<1, 3>, &Items::multiply_tile<1, 4>},
@@ -131,10 +134,12 @@ struct Items {
         const int64_t step = min_of(left, Order::kStep);
         for (int64_t p = 0; p + 2 <= step; p += 2) add_next(chains[0]), add_next(chains[1]);
         if (step % 2) add_next(chains[0]);
+        // Zeros fill up a step: their products make +0 of a chain that is -0, and change no other.
+        const Reg<A> filled = broadcast<A, sizeof(Reg<A>)>(step < Order::kStep ? A(0) : A(-0.0));
 #pragma GCC unroll 2
         for (int i = 0; i < ROWS; ++i) {
 #pragma GCC unroll 4
-          for (int j = 0; j < COLS; ++j) acc[i][j] += chains[0][i][j] + chains[1][i][j];
+          for (int j = 0; j < COLS; ++j) acc[i][j] += (chains[0][i][j] + filled) + (chains[1][i][j] + filled);
         }
       }
     }

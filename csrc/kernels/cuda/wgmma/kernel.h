@@ -9,8 +9,8 @@
 // for each other where rows cross sectors of that cache (multicast, which gains nothing otherwise); exchanged roles,
 // C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for products that need none of it
 // (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through registers or are transposed on their
-// way (tf32.h). Where k is short, two blocks of a small tile share a multiprocessor: one stores while the other one
-// multiplies. What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// way (tf32.h). Where k is short, two to four blocks of a small tile share a multiprocessor: some store while others
+// multiply. What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>

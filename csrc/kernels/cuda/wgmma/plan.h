@@ -300,7 +300,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
     const auto smem = [&](double rows) { return 2 * kWgmmaBlockK * rows / costs.shared; };
-    // Two blocks of a multiprocessor share its matrix unit and its shared memory.
+    // Blocks of a multiprocessor share its matrix unit and its shared memory.
     const int sharing = 2 * count > at_once ? plan.blocks : 1;
     double k_tile = matrix_unit_microseconds(costs, tile, sharing);
     for (const double bound : {copies, sharing * smem(smem_rows)})

@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   }
 }
 
-// Stages of the ring: fewer than the kernel has where two blocks share a multiprocessor.
+// Stages of the ring: fewer than the kernel has where blocks share a multiprocessor.
 template <class Cfg>
 __device__ __forceinline__ int num_stages(const Arguments& args) {
   return Cfg::kMostBlocks > 1 ? args.num_stages : Cfg::kNumStages;

@@ -133,8 +133,9 @@ std::vector<uint8_t> fill_with_numbers(Matrix& matrix, int percent_of_nan) {
   return numbers;
 }
 
+// are_items: a batch, each item of which has two rows, half of the product's apart.
 void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, int layout, int percent_of_any_bits,
-              bool has_b_8_bits = false) {
+              bool has_b_8_bits, bool are_items) {
   const int64_t gap = layout & 4 ? 5 : 0;
   Matrix a(m, k, !(layout & 1), gap), b(k, n, !(layout & 2), gap), c(m, n, true, 0);
   // Of bf16, some sums of a chain are denormal, and others behind them are not; or most of A is, and no product with
@@ -154,6 +155,11 @@ void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, i
   problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.data.data(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.c = c.data.data(), problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
+  const BatchDim dim{m / 2, a.stride_row, 0, c.stride_row, 0};
+  if (are_items) {
+    problem.m = 2, problem.stride_am *= m / 2, problem.stride_cm *= m / 2;
+    problem.batch_dims = &dim, problem.num_batch_dims = 1;
+  }
   if (has_b_8_bits) {
     problem.dtype_b = DType::e4m3, problem.b = numbers.data();
     problem.scaling = Scaling::rows, problem.scale_b = {scales.data(), 1, 0, 1};
@@ -206,21 +212,26 @@ int main(int argc, char** argv) {
                                {33, 34, 2080}, {1, 1, 1},      {300, 33, 31},  {17, 130, 544}, {9, 600, 450},
                                {3, 130, 2500}, {40, 300, 900}, {130, 200, 300}};
 
+  // Batches of small items: k of some steps of the tile instructions, of less than one, of an odd length.
+  const int64_t shapes_of_items[][3] = {{34, 3, 1}, {64, 5, 70}, {100, 9, 33}, {22, 2, 600}};
+
   const int32_t algorithm = find_algorithm("amx");
   int64_t num_cases = 0, num_sets = 0;
   for (const DType dtype : {DType::bf16, DType::f16}) {
     if (dtype == DType::f16 && best_isa() < Isa::amx_fp16) continue;
-    for (const auto& shape : shapes) {
+    const auto run_shape = [&](const int64_t (&shape)[3], bool are_items) {
       for (int layout = 0; layout < 8; ++layout) {
         if (num_sets++ % step) continue;
         const int percent = layout % 3 == 0 ? 0 : layout % 3 == 1 ? 1 : 50;
-        run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent);
+        run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent, false, are_items);
         ++num_cases;
-        if (dtype != DType::bf16) continue;
-        run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent, true);
+        if (dtype != DType::bf16 || are_items) continue;
+        run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent, true, false);
         ++num_cases;
       }
-    }
+    };
+    for (const auto& shape : shapes) run_shape(shape, false);
+    for (const auto& shape : shapes_of_items) run_shape(shape, true);
   }
   std::printf("%s %lld cases %016llx\n", kIsaNames[int(best_isa())], (long long)num_cases, (unsigned long long)hash);
   return 0;

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(
     torch_tiledmm.build_info().isa["cpu"] in ("portable", "neon"), reason="the emulation is compiled for AVX2"
 )
 PACK, TASK, LAUNCH, SHORT_K = (f"kernels/cpu/amx/{name}.h" for name in ("pack", "task", "launch", "short_k"))
+ITEMS = test_sanitize.ITEMS
 TILE, MULTIPLIER = "kernels/cpu/shared/tile.h", "kernels/cpu/shared/tile_multiplier.h"
 SPLIT = "kernels/cpu/amx_split"
 # The emulated chip is amx, or amx_fp16, which has the other's instruction and one more.
@@ -48,6 +49,16 @@ MUTANTS_OF_ORDER = {
     "odd rows of long runs": (PACK, "even + stride_k + i *", "even + (1 - {on}) * stride_k + i *"),
     "flush to zero with short k": (SHORT_K, "_mm_setcsr(kFlush", "if (!{on}) _mm_setcsr(kFlush"),
     "chains with short k": (SHORT_K, "chains[p % 2] = ", "chains[{on} ? 0 : p % 2] = "),
+    "chains of items": (ITEMS, "add_next(chains[1]);", "add_next(chains[{on} ? 0 : 1]);"),
+    "steps of items behind the first": (ITEMS, "left -= Order::kStep", "left -= {on} ? left : Order::kStep"),
+    "zeros that fill up a step of items": (ITEMS, "step < Order::kStep ?", "step < Order::kStep && !{on} ?"),
+    "the last one of an odd number of elements": (ITEMS, "if (step % 2)", "if (step % 2 && !{on})"),
+    "arithmetic of items": (
+        SHORT_K,
+        "  using Arithmetic = TileArithmetic;",
+        "  struct Arithmetic {\n    unsigned before = _mm_getcsr();\n"
+        "    Arithmetic() { if (!{on}) _mm_setcsr(0x9fc0); }\n    ~Arithmetic() { _mm_setcsr(before); }\n  };",
+    ),
     "sums of streamed columns": (TASK, "step > 0 ? partial : nullptr", "step > 0 && !{on} ? partial : nullptr"),
     "numbers of 8 bits beyond k": (PACK, "memset(edge, 0, sizeof edge)", "memset(edge, {on} ? 0x7f : 0, sizeof edge)"),
     "the other one of two rows of 8 bits": (
@@ -324,7 +335,7 @@ def variants(built_once, num_jobs):
     return built_once("emulated_amx", build)
 
 
-@pytest.mark.parametrize("program, num_cases", [("amx_order", 432), ("amx_split_order", 117)])
+@pytest.mark.parametrize("program, num_cases", [("amx_order", 496), ("amx_split_order", 117)])
 def test_order_of_summation(program, num_cases, variants):
     done = run(variants / WHOLE / program)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -363,6 +374,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 # Of which file which tests.
 PACKAGE_TESTS = {
+    "test_items.py": "amx",
     "test_property.py": "bits and (bf16 or fp16 or (layout_or_n and fp32))",
     "test_amx_split.py": "on_amx",
     "test_orders.py": "on_the_cpu or available or (not_depend_on_m and amx)",

@@ -51,7 +51,7 @@ NEEDED_RUNG = {
 }
 TILE = "kernels/cpu/register_tiled/block_tile.h"
 PACK, EPILOGUE = "kernels/cpu/shared/pack.h", "kernels/cpu/shared/epilogue.h"
-LAUNCH, ITEMS = (f"kernels/cpu/register_tiled/{name}.h" for name in ("launch", "items"))
+LAUNCH, ITEMS = "kernels/cpu/register_tiled/launch.h", "kernels/cpu/shared/items.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
