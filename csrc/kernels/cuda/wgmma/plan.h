@@ -16,6 +16,7 @@
 #include "core/transposed.h"
 #include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/tile_order.h"
+#include "kernels/cuda/wgmma/copied_plan.h"
 #include "kernels/cuda/wgmma/costs.h"
 
 namespace tiledmm {
@@ -39,14 +40,6 @@ inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape
 constexpr bool splits_tail(const TileShape& shape) { return shape.block_m == 128 && shape.block_n == 256; }
 constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sms) {
   return splits_tail(shape) && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
-}
-
-// Elements from one row to the next of a copied operand, whose rows hold `inner`. At multiples of 64 bytes rows of 16
-// bits cost the second-level cache fewer requests, short ones would grow too much; those of fp32 are read fastest at
-// multiples of 128.
-constexpr int64_t copied_ld(DType dtype, int64_t inner) {
-  if (size_of(dtype) == 1) return round_up(inner, inner >= 512 ? 64 : 16);
-  return round_up(inner, dtype == DType::f32 || inner >= 256 ? 32 : 8);
 }
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
@@ -529,18 +522,6 @@ inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearc
   visit.complete<WgmmaPlan>([&](WgmmaPlan& plan) {
     plan.schedule = schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(task) : task, num_sms);
   });
-}
-
-// Whether the rows of an operand's copy lie along k: always of fp32 and of 8 bits, else where the operand's do.
-inline bool copies_along_k(DType dtype, const OperandView& view) { return size_of(dtype) != 2 || is_k_major(view); }
-
-// Elements that a copy reads, and those that it writes with the gaps between its rows, of all items of an operand that
-// a batch does not repeat.
-inline double num_copied(const OperandView& view, const FoldedProblem& problem) {
-  const bool is_along_k = copies_along_k(view.dtype, view);
-  const double inner = double(is_along_k ? view.k : view.rows), outer = double(is_along_k ? view.rows : view.k);
-  return double(num_items(problem, view.batch_stride)) * outer *
-         (inner + double(copied_ld(view.dtype, int64_t(inner))));
 }
 
 // How the copy engine sees the copy of an operand.

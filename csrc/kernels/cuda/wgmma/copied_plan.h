@@ -1,0 +1,33 @@
+// How operands lie that are copied before wgmma reads them, since the copy engine cannot take them as they are.
+#pragma once
+
+#include <cstdint>
+
+#include "core/math.h"
+#include "core/operand.h"
+#include "core/problem.h"
+#include "kernels/cuda/shared/plan.h"
+
+namespace tiledmm {
+
+// Elements from one row to the next of a copied operand, whose rows hold `inner`. At multiples of 64 bytes rows of 16
+// bits cost the second-level cache fewer requests, short ones would grow too much; those of fp32 are read fastest at
+// multiples of 128.
+constexpr int64_t copied_ld(DType dtype, int64_t inner) {
+  if (size_of(dtype) == 1) return round_up(inner, inner >= 512 ? 64 : 16);
+  return round_up(inner, dtype == DType::f32 || inner >= 256 ? 32 : 8);
+}
+
+// Whether the rows of an operand's copy lie along k: always of fp32 and of 8 bits, else where the operand's do.
+inline bool copies_along_k(DType dtype, const OperandView& view) { return size_of(dtype) != 2 || is_k_major(view); }
+
+// Elements that a copy reads, and those that it writes with the gaps between its rows, of all items of an operand that
+// a batch does not repeat.
+inline double num_copied(const OperandView& view, const FoldedProblem& problem) {
+  const bool is_along_k = copies_along_k(view.dtype, view);
+  const double inner = double(is_along_k ? view.k : view.rows), outer = double(is_along_k ? view.rows : view.k);
+  return double(num_items(problem, view.batch_stride)) * outer *
+         (inner + double(copied_ld(view.dtype, int64_t(inner))));
+}
+
+}  // namespace tiledmm
