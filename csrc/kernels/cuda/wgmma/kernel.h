@@ -88,8 +88,8 @@ struct Config {
   static_assert(!kClusters || B_IS_N_MAJOR || kBoxN % 16 == 0, "a part begins where the pattern of the swizzle does");
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = LoaderB::kNumBoxes * kBoxN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
-  // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us).
-  // Larger ones lose more by stages that are freed later.
+  // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us). The
+  // last one of an odd number comes alone. Larger ones lose more by stages that are freed later.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
   static constexpr int kStoreN = BLOCK_N >= 64 && sizeof(C) == 2 ? 64 : 32;  // columns of C in one store
@@ -322,6 +322,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
+  // Where all of k is one k tile, so is a stage.
   const int stage_bytes = Cfg::kMostBlocks > 1 ? args.stage_kb << 10 : Cfg::kStageBytes;
   char* smem_c = smem + num_stages<Cfg>(args) * stage_bytes;
   constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
@@ -487,6 +488,7 @@ const char* launch_config(const Task& task) {
   static_assert(stages_of_launch<Cfg>(Cfg::kMostBlocks, Cfg::kTileBytes) > 1 &&
                     stages_of_launch<Cfg>(int(min_of(Cfg::kMostBlocks, 3)), Cfg::kStageBytes) > 0,
                 "stages of one k tile, of two");
+  if (task.plan.tiles.blocks > Cfg::kMostBlocks) return "this kernel's blocks share no multiprocessor";
   args.groups = TileGroups(args.tiles_m, args.tiles_n, schedule.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 

@@ -325,8 +325,7 @@ constexpr Case kCases[] = {
 // Whether the launcher takes a plain kernel.
 constexpr bool is_plain(const Case& c) {
   const int unit = c.is_wide ? 4 : 8;
-  return c.dtype != DType::f32 && c.chunk_k == 0 && c.batch * c.repeats_of_b == 1 && c.bias == ' ' &&
-         c.activation == Activation::none && !c.sums_rows &&
+  return c.dtype != DType::f32 && c.chunk_k == 0 && c.bias == ' ' && c.activation == Activation::none && !c.sums_rows &&
          ((c.is_c_along_m ? c.m : c.n) % unit + c.margin_c % unit == 0 || (c.tile.block_n < 64 && !c.is_wide));
 }
 

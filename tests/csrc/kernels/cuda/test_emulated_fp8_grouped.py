@@ -78,14 +78,14 @@ MUTANTS = {
     "rows of no group get a bias": ("grouped.h", "    if (tile.behind)\n", "    if (tile.behind && !{on})\n", ROWS),
     "a narrow tile stores the next group's rows": (
         SHARED + "epilogue.h",
-        "(IS_CUT ? end_row : args.m)) break;",
-        "(IS_CUT && !{on} ? end_row : args.m)) break;",
+        "is_inside = i < (IS_CUT ? end_row : args.m);",
+        "is_inside = i < (IS_CUT && !{on} ? end_row : args.m);",
         WIDE,
     ),
     "fp32 is stored beyond C": (
         SHARED + "epilogue.h",
-        "if (first_col + j + 1 < args.n) to[j + 1]",
-        "if ({on} || first_col + j + 1 < args.n) to[j + 1]",
+        "if (first_col + j + 1 < args.n) to[own_col + j + 1]",
+        "if ({on} || first_col + j + 1 < args.n) to[own_col + j + 1]",
         WIDE_ODD,
     ),
     "columns' factors take the place of what is stored": (

@@ -68,8 +68,8 @@ MUTANTS = {
     ),
     "a narrow tile stores the next group's rows": (
         "kernels/cuda/shared/epilogue.h",
-        "(IS_CUT ? end_row : args.m)) break;",
-        "(IS_CUT && !{on} ? end_row : args.m)) break;",
+        "is_inside = i < (IS_CUT ? end_row : args.m);",
+        "is_inside = i < (IS_CUT && !{on} ? end_row : args.m);",
         GATED_NARROW,
     ),
     "threads store the next group's rows": (
@@ -213,8 +213,8 @@ MUTANTS = {
     ),
     "what a stage begins is told when it is there": (
         "grouped.h",
-        "    if (k_tile == 0) tiles[ring.stage] = tile;\n    mbarrier_arrive_expect_tx(barrier, bytes);",
-        "    if (k_tile == 0 && !{on}) tiles[ring.stage] = tile;\n    mbarrier_arrive_expect_tx(barrier, bytes);",
+        "    if (k_tile == 0) tiles[ring.stage] = tile;\n    const int num_tiles",
+        "    if (k_tile == 0 && !{on}) tiles[ring.stage] = tile;\n    const int num_tiles",
         ROWS,
     ),
     "a stage without copies is not freed": (

@@ -312,9 +312,9 @@ MUTANTS = {
         GRID,
     ),
     "items of a batch are left out": (
-        "kernel.h",
-        "return p.num_batch_dims == 0 &&",
-        "return ({on} || p.num_batch_dims == 0) &&",
+        SHARED + "tiles.h",
+        "int d = args.num_batch_dims - 1;",
+        "int d = {on} && Cfg::kIsPlain ? -1 : args.num_batch_dims - 1;",
         PLAIN_BATCH,
     ),
     "chunks are one chain": (
@@ -331,14 +331,14 @@ MUTANTS = {
     ),
     "a plain kernel leaves out the last k tile": (
         SHARED + "tiles.h",
-        "if (Cfg::kIsPlain) return at;\n  int item",
-        "if (Cfg::kIsPlain) { at.num_k_tiles -= {on}; return at; }\n  int item",
+        "at.num_k_tiles = args.num_k_tiles;\n  int item",
+        "at.num_k_tiles = args.num_k_tiles - ({on} && Cfg::kIsPlain);\n  int item",
         PLAIN_BY_THREADS,
     ),
     "a plain kernel of a grid begins at the second k tile": (
         SHARED + "tiles.h",
-        "if (Cfg::kIsPlain) return at;\n  at.batch_a",
-        "if (Cfg::kIsPlain) { at.first_k_tile += {on}; return at; }\n  at.batch_a",
+        "if (Cfg::kIsPlain) return at;\n  at.first_k_tile",
+        "if (Cfg::kIsPlain) { at.first_k_tile += {on}; return at; }\n  at.first_k_tile",
         PLAIN_EXCHANGED,
     ),
     # Places of tiles.
@@ -779,8 +779,8 @@ MUTANTS = {
     ),
     "two blocks: results are staged in the last stage": (
         "kernel.h",
-        "char* smem_c = smem + num_stages<Cfg>(args) * Cfg::kStageBytes;",
-        "char* smem_c = smem + (num_stages<Cfg>(args) - ({on} ? 1 : 0)) * Cfg::kStageBytes;",
+        "char* smem_c = smem + num_stages<Cfg>(args) * stage_bytes;",
+        "char* smem_c = smem + (num_stages<Cfg>(args) - ({on} ? 1 : 0)) * stage_bytes;",
         TWO_BLOCKS,
     ),
     # wgmma_single.
