@@ -18,13 +18,14 @@ inline GemmProblem transposed(const GemmProblem& from) {
   return to;
 }
 
-// The same of a batch, whose dimensions are in `dims` then.
+inline BatchDim transposed(const BatchDim& dim) {
+  return {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
+}
+
+// C^T = B^T A^T of each item of a batch. `dims` has room for the batch's dimensions and outlives the result.
 inline GemmProblem transposed(const GemmProblem& from, BatchDim* dims) {
   GemmProblem to = transposed(from);
-  for (int32_t d = 0; d < from.num_batch_dims; ++d) {
-    const BatchDim& dim = from.batch_dims[d];
-    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
-  }
+  for (int32_t d = 0; d < from.num_batch_dims; ++d) dims[d] = transposed(from.batch_dims[d]);
   to.batch_dims = dims;
   return to;
 }
@@ -32,7 +33,7 @@ inline GemmProblem transposed(const GemmProblem& from, BatchDim* dims) {
 inline FoldedProblem transposed(const FoldedProblem& problem) {
   FoldedProblem result = problem;
   result.gemm = transposed(problem.gemm);
-  for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
+  for (BatchDim& dim : result.batch_dims) dim = transposed(dim);
   return result;
 }
 

@@ -238,7 +238,7 @@ def test_on_nvidia_the_production_kernels_compete_alone(dtype_name):
 
 @pytest.mark.parametrize("out_dtype", [None, "fp32"])
 def test_scores_of_few_queries_are_for_direct_where_rows_of_c_are_not_aligned(out_dtype):
-    """The threads that store a tile of wgmma go through all of its 64 rows; the copy engine stores those of C alone."""
+    """Threads store what the copy engine cannot take, and slower than it would."""
     for m, n, kernel in ((1, 1023, "direct"), (8, 1023, "direct"), (1, 1024, "wgmma"), (8, 1024, "wgmma")):
         answer = torch_tiledmm.explain(m, n, 64, "bf16", device="cuda:sm_90", batch=512, out_dtype=out_dtype)
         assert answer.choice == kernel and answer.order == "mma_chunks", answer

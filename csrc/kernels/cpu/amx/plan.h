@@ -154,7 +154,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
 }
 
 // Small items side by side, where they take less time than tiles, of which even one takes as long as so many
-// multiply-adds of vectors (277 random items, Sapphire Rapids: what is chosen takes 1 % longer than the best).
+// multiply-adds of vectors (277 random items, two cores of an Intel: what is chosen takes 1 % longer than the best).
 [[maybe_unused]] bool choose_items(const FoldedProblem& problem, int64_t num_threads, AmxPlan& plan) {
   constexpr double kItemCost = 4000;
   constexpr int64_t kAccBytes = 4;
@@ -165,7 +165,6 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
   share_groups(plan.items, kAmxItemLanes * kAccBytes, num_threads, kWakeOfTiles);
   plan.path = AmxPath::items;
   plan.is_exchanged = p.m > p.n;  // a micro-tile is wider than high
-  plan.num_threads = plan.items.num_threads;
   return true;
 }
 

@@ -59,7 +59,10 @@ struct Items {
         const int64_t items_left = dim.size - place, count = min_of(kLanes, items_left);
         pack(a, from_a, dim.stride_a, count, items_left, panel_a);
         pack(b, from_b, dim.stride_b, count, items_left, panel_b);
-        multiply_in_order(panel_a, panel_b, sums);
+        {
+          [[maybe_unused]] const typename Order::Arithmetic arithmetic;
+          multiply(panel_a, panel_b, sums);
+        }
         is_plain(problem) ? store_plain(to, count, sums) : store_rows(to, bias, count, sums);
         from_a += kLanes * dim.stride_a, from_b += kLanes * dim.stride_b, to += kLanes * dim.stride_c;
         if (bias) bias += kLanes * dim.stride_bias;
@@ -83,11 +86,7 @@ struct Items {
     }
   }
 
-  void multiply_in_order(const A* panel_a, const A* panel_b, A* sums) const {
-    [[maybe_unused]] const typename Order::Arithmetic arithmetic;
-    multiply(panel_a, panel_b, sums);
-  }
-  // Never inlined: its arithmetic must stay between the two changes of how this thread computes.
+  // This is never inlined: it must stay between the two changes of how the thread computes.
   __attribute__((noinline)) void multiply(const A* panel_a, const A* panel_b, A* sums) const {
     using Multiply = void (Items::*)(const A*, const A*, A*) const;
     static constexpr Multiply kTable[kMaxRows][kMaxCols] = {{&Items::multiply_tile<1, 1>, &Items::multiply_tile<1, 2>,

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "core/chip.h"
 #include "core/math.h"
 #include "core/problem.h"
 #include "kernels/cpu/shared/threads.h"
@@ -14,8 +13,6 @@ namespace {
 
 inline constexpr int64_t kMaxItemWords = 1 << 14;  // multiply-adds of an item in a lane
 inline constexpr int64_t kGroupBytes = 96 << 10;   // of a group's operands and sums: they stay in a second level
-inline constexpr double kMinGroupTask = 0.5;       // of the work that is worth a thread: of a task
-inline constexpr int64_t kGroupTurns = 8;          // tasks of each thread, at most
 
 // A matrix of an item in runs along its close dimension; one run, where they follow each other. Packed elements, a
 // vector for each, lie in the same order without gaps.
@@ -36,13 +33,12 @@ struct ItemsPlan {
   int64_t num_groups;    // of as many items as a vector has lanes
   int64_t task_groups;   // groups in a task
   int32_t dim_of_lanes;  // the dimension of the batch in which the items of a group are neighbours
-  int32_t num_threads;
-  double cost;  // of all groups, in multiply-adds of vectors
+  double cost;           // of all groups, in multiply-adds of vectors
 };
 
-// False where items are too large. What a group takes at least, and what
-// multiply-adds, elements of A and B, those of C, and runs of memory take, is fitted to random items on one thread of a
-// Zen 3, and holds on a Sapphire Rapids by 512 bits (277 items in fp32: what is chosen takes 1 % longer than the best).
+// False where items are too large. What a group takes at least, and what multiply-adds, elements of A and B, those of
+// C, and runs of memory take, is fitted to random items on one thread of a Zen 3. It holds by 512 bits on an Intel with
+// AMX (277 items in fp32: what is chosen takes 1 % longer than the best).
 [[maybe_unused]] bool plan_items(const GemmProblem& p, int64_t batch, int64_t lanes, int64_t acc_bytes,
                                  ItemsPlan& plan) {
   const double words = double(p.m) * double(p.n) * double(p.k);
@@ -65,9 +61,7 @@ struct ItemsPlan {
   constexpr double kTaskBytes = 2e6;  // of vectors that are multiplied: half of it repays waking a thread
   const double work = plan.cost * double(vector_bytes) / kTaskBytes;
   const int64_t threads = threads_for(work, num_threads, wake);
-  const int64_t tasks =
-      threads == 1 ? 1 : max_of(threads, min_of(kGroupTurns * threads, int64_t(work / kMinGroupTask)));
-  plan.num_threads = int32_t(threads);
+  const int64_t tasks = threads == 1 ? 1 : max_of(threads, min_of(kTurns * threads, int64_t(work / kMinTask)));
   plan.task_groups = ceil_div(plan.num_groups, tasks);
 }
 

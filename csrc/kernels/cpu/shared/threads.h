@@ -14,6 +14,9 @@ inline int64_t threads_for(double work, int64_t num_threads, double wake) {
   return spared < 0.5 + wake * double(num_threads) ? 1 : num_threads;
 }
 
+inline constexpr double kMinTask = 0.5;  // of a unit of work: what is worth a task of its own
+inline constexpr int64_t kTurns = 8;     // tasks of each thread, at most
+
 // The time of so many tasks alike, in tasks of a mean thread; `wait` of them at the end for the slowest one. Where
 // cores are shared with others, it takes two to four times as long as the fastest (docs/worklog/cpu.md).
 inline double turns_of(double num_tasks, int64_t num_threads, double wait) {

@@ -40,7 +40,6 @@ struct Arguments {
   // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
   uint8_t cluster_m, cluster_n;
   uint8_t num_stages;                   // of the ring
-  uint8_t stage_kb;                     // units of 1024 bytes from stage to stage
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
   int tile_bytes;                       // that arrive for a k tile

@@ -92,6 +92,10 @@ struct Config {
   // last one of an odd number comes alone. Larger ones lose more by stages that are freed later.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
+  // From stage to stage. Where blocks share a multiprocessor and all of k is one k tile, so is a stage.
+  static constexpr int stage_bytes(int num_k_tiles) {
+    return kMostBlocks > 1 && num_k_tiles == 1 ? kTileBytes : kStageBytes;
+  }
   static constexpr int kStoreN = BLOCK_N >= 64 && sizeof(C) == 2 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * sizeof(C);
   static constexpr int kRowStep = kAFromRegisters ? 1 : 8;  // between the two rows of a thread's accumulators
@@ -322,8 +326,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, Cfg::kMostBlocks)
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
-  // Where all of k is one k tile, so is a stage.
-  const int stage_bytes = Cfg::kMostBlocks > 1 ? args.stage_kb << 10 : Cfg::kStageBytes;
+  const int stage_bytes = Cfg::stage_bytes(args.num_k_tiles);
   char* smem_c = smem + num_stages<Cfg>(args) * stage_bytes;
   constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
   char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
@@ -409,9 +412,7 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  const int stage_bytes = Cfg::kMostBlocks > 1 && args.num_k_tiles == 1 ? Cfg::kTileBytes : Cfg::kStageBytes;
-  args.stage_kb = uint8_t(stage_bytes >> 10);
-  args.num_stages = uint8_t(stages_of_launch<Cfg>(plan.tiles.blocks, stage_bytes));
+  args.num_stages = uint8_t(stages_of_launch<Cfg>(plan.tiles.blocks, Cfg::stage_bytes(args.num_k_tiles)));
   args.cluster_m = uint8_t(plan.tiles.cluster_m);
   args.cluster_n = uint8_t(plan.tiles.cluster_n);
   for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
@@ -503,7 +504,7 @@ const char* launch_config(const Task& task) {
   if (args.start == Start::by_grid)
     grid = {unsigned(args.tiles_m) * cluster, unsigned(args.tiles_n),
             unsigned(schedule.num_units / (args.tiles_m * args.tiles_n))};
-  const SharedBytes smem(Cfg::kFixedBytes + args.num_stages * args.stage_kb * 1024, Cfg::kSmem);
+  const SharedBytes smem(Cfg::kFixedBytes + args.num_stages * Cfg::stage_bytes(args.num_k_tiles), Cfg::kSmem);
   return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(cluster), grid, Cfg::kThreads, smem, task.stream, map_a, map_b,
                                                 map_c, args);
 }
