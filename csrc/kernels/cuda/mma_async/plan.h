@@ -39,37 +39,40 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers},
     // As the one before, for one row of tiles that have a multiprocessor each: half as many bytes again on their way.
     {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers},
+    // Heads of 96 columns.
+    {64, 96, 16, 2, 2, 3, 2, ChunkTotal::in_c},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, true},
     // Blocks of short k are mostly loads and stores: those of one overlap the other's.
     {128, 128, 32, 2, 4, 4, 2, ChunkTotal::none},
     {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, true},
+    // In tf32 alone, for one row of tiles: much of B is on its way to few blocks.
+    {16, 64, 64, 1, 4, 9, 2, ChunkTotal::in_registers},
 };
 static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kMmaAsyncInstances[] = {
-    {DType::f64, 0, 1}, {DType::f64, 1, 3}, {DType::f64, 3, 5},        {DType::f64, 5, 9},      {DType::bf16, 0, 3},
-    {DType::f16, 0, 3}, {DType::f32, 0, 3}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
-static_assert(hold_all(kMmaAsyncInstances, DType::f64, kNumMmaAsyncShapes64) &&
-              hold_all(kMmaAsyncInstances, DType::bf16, kNumMmaAsyncShapes16) &&
-              hold_all(kMmaAsyncInstances, DType::f16, kNumMmaAsyncShapes16) &&
-              hold_all(kMmaAsyncInstances, DType::f32, kNumMmaAsyncShapes16) &&
-              hold_all(kMmaAsyncInstances, DType::bf16, kNumMmaAsyncShapes16, true) &&
-              hold_all(kMmaAsyncInstances, DType::f16, kNumMmaAsyncShapes16, true));
-
+    {DType::f64, 0, 1},  {DType::f64, 1, 3}, {DType::f64, 3, 5}, {DType::f64, 5, 9},        {DType::f64, 9, 10},
+    {DType::bf16, 0, 3}, {DType::f16, 0, 3}, {DType::f32, 0, 4}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
 constexpr int num_mma_async_shapes(DType dtype) {
-  return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
+  return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16 - (dtype != DType::f32);
 }
+constexpr bool hold_all_mma_async(DType dtype, bool is_wide = false) {
+  return hold_all(kMmaAsyncInstances, dtype, num_mma_async_shapes(dtype), is_wide);
+}
+static_assert(hold_all_mma_async(DType::f64) && hold_all_mma_async(DType::f32) && hold_all_mma_async(DType::bf16) &&
+              hold_all_mma_async(DType::f16) && hold_all_mma_async(DType::bf16, true) &&
+              hold_all_mma_async(DType::f16, true));
 constexpr const MmaAsyncShape& mma_async_shape(DType dtype, int shape) {
   return dtype == DType::f64 ? kMmaAsyncShapes64[shape] : kMmaAsyncShapes16[shape];
 }
 
 // Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
 constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
-  const int64_t row_k = dtype == DType::f64 ? shape.block_k * 8 + 32 : 80;
+  const int64_t row_k = dtype == DType::f64 ? shape.block_k * 8 + 32 : shape.block_k * 2 + 16;
   const int64_t row_m = dtype == DType::f64 ? shape.block_m * 8 + 32 : shape.block_m * 2 + 16;
   const int64_t row_n = dtype == DType::f64 ? shape.block_n * 8 + 32 : shape.block_n * 2 + 16;
   return (max_of(shape.block_m * row_k, shape.block_k * row_m) + max_of(shape.block_n * row_k, shape.block_k * row_n)) *

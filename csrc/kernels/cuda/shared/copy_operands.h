@@ -306,6 +306,7 @@ class OperandCopies {
     job.ld = ld;
     job.batch = describe_copied_batch(problem, view.batch_stride, job.outer * ld);
     job.num_rows = job.batch.num_items * job.outer;
+    join_items(job);
     if constexpr (sizeof(T) == 2) {
       job.units_of_row = ceil_div(ld / 2, kCopySegment);
       job.rows_of_unit = 1;
@@ -340,6 +341,15 @@ class OperandCopies {
   }
 
  private:
+  // Items whose rows follow each other as rows do, or that have one row each, become rows of one item: tiles are full.
+  static void join_items(CopyJob<T>& job) {
+    const BatchDim& dim = job.batch.dims[0];
+    const bool is_regular = job.outer == 1 || dim.stride_a == job.outer * job.stride_outer;
+    if (job.batch.num_dims != 1 || dim.size == 1 || !is_regular || job.num_rows > INT32_MAX) return;
+    if (job.outer == 1) job.stride_outer = dim.stride_a;
+    job.outer = job.num_rows, job.batch.num_dims = 0, job.batch.num_items = 1;
+  }
+
   const Executor& executor_;
   CopyJobs<T> jobs_{};
   int count_ = 0;
