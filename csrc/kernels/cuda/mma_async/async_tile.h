@@ -145,8 +145,7 @@ struct AsyncTile {
   }
   template <int FRAGS, int WORDS>
   TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int word, Word (&frags)[FRAGS][WORDS]) const {
-    if constexpr (kUsesLdmatrix) {
-      static_assert(FRAGS % 2 == 0, "two fragments at a time");
+    if constexpr (kUsesLdmatrix && FRAGS % 2 == 0) {  // two at a time
       TILEDMM_UNROLL for (int j = 0; j < FRAGS; j += 2) {
         load_words<false>(shared, mn + j * L::kN, word, frags[j][0], frags[j][1], frags[j + 1][0], frags[j + 1][1]);
       }

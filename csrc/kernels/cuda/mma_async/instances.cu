@@ -4,7 +4,7 @@
 
 namespace tiledmm::gpu {
 
-constexpr int kNumInstances = 10;
+constexpr int kNumInstances = 9;
 static_assert(kNumInstances == std::size(kMmaAsyncInstances));
 template Status launch_instance<TILEDMM_INSTANCE>(const FoldedProblem&, const MmaAsyncPlan&, const Executor&);
 

@@ -39,8 +39,6 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers},
     // As the one before, for one row of tiles that have a multiprocessor each: half as many bytes again on their way.
     {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers},
-    // Heads of 96 columns.
-    {64, 96, 16, 2, 2, 3, 2, ChunkTotal::in_c},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, true},
@@ -48,15 +46,15 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 128, 32, 2, 4, 4, 2, ChunkTotal::none},
     {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, true},
     // In tf32 alone, for one row of tiles: much of B is on its way to few blocks.
-    {16, 64, 64, 1, 4, 9, 2, ChunkTotal::in_registers},
+    {16, 32, 64, 1, 4, 13, 2, ChunkTotal::in_registers},
 };
 static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kMmaAsyncInstances[] = {
-    {DType::f64, 0, 1},  {DType::f64, 1, 3}, {DType::f64, 3, 5}, {DType::f64, 5, 9},        {DType::f64, 9, 10},
-    {DType::bf16, 0, 3}, {DType::f16, 0, 3}, {DType::f32, 0, 4}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
+    {DType::f64, 0, 1}, {DType::f64, 1, 3}, {DType::f64, 3, 5},        {DType::f64, 5, 9},      {DType::bf16, 0, 3},
+    {DType::f16, 0, 3}, {DType::f32, 0, 4}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16 - (dtype != DType::f32);
 }

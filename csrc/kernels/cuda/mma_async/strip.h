@@ -73,8 +73,8 @@ struct Strip {
   // along the other dimension.
   template <int CLOSE, class Visit>
   TILEDMM_DEVICE static void for_each(int lane, int close_end, int far_end, const Visit& visit) {
-    constexpr int kPower = CLOSE & -CLOSE;  // of two, the largest that divides it
-    constexpr int kWidth = kPower < kWarpSize ? kPower : kWarpSize;
+    constexpr int kWidth = CLOSE < kWarpSize ? CLOSE : kWarpSize;
+    static_assert(kWarpSize % kWidth == 0, "lanes fill whole rows");
     TILEDMM_NO_UNROLL for (int close = lane % kWidth; close < close_end; close += kWidth) {
       for (int far = lane / kWidth; far < far_end; far += kWarpSize / kWidth) visit(close, far);
     }

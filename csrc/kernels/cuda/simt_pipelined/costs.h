@@ -20,6 +20,7 @@ struct SimtCosts {
   Fixed element = 1.4e-5, staged = 9.4e-5;  // of an element of C, and of one that leaves by a stage
   Fixed edge = 0.038;                       // of an element that a thread copies where k ends within a tile
   Fixed unaligned = 0.18, overlap = 0.1;    // share that copies of 4 bytes take longer; of the shorter of two times
+  Fixed lone_overlap = 0.3;                 // the latter where a block has a multiprocessor for itself
 };
 inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
 inline constexpr CostRow<SimtCosts> kSimtBatchCosts[] = {
@@ -43,6 +44,7 @@ inline constexpr CostRow<SimtCosts> kSimtBatchCosts[] = {
       8.421e-5,
       0.03601,
       0.1522,
+      0.1864,
       0.1864}}};
 
 struct FewRowsCosts {

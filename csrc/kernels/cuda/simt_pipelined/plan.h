@@ -157,7 +157,8 @@ inline double simt_microseconds(const AllSimtCosts& costs, const GemmTask& asked
   const double memory = 4 * read / c.read + 4 * elements_c / c.stored;
   const double partial = double(num_split * num_chunks * shape.area()) * double(task.batch);
   const double addition = num_split > 0 ? c.addition + 8 * partial / c.added : 0;
-  return fixed + longer(work, memory) + c.overlap * (work + memory - longer(work, memory)) + addition;
+  const double overlap = per_cu == 1 ? c.lone_overlap : c.overlap;
+  return fixed + longer(work, memory) + overlap * (work + memory - longer(work, memory)) + addition;
 }
 
 inline void for_each_simt_plan(const AllSimtCosts& costs, const FoldedProblem& problem, const Chip& chip,
