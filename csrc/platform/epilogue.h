@@ -47,8 +47,11 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
   int64_t offset_a = 0, offset_b = 0, offset_c = 0, offset_bias = 0;
   const auto add_offsets = [&](int32_t d) {
     const BatchDim& dim = problem.batch_dims[d];
-    const int64_t outer = batch_idx / dim.size, idx = batch_idx - outer * dim.size;
-    batch_idx = outer;
+    int64_t idx = batch_idx;
+    if (d > 0) {  // the first dimension has what is left: most batches have no other, and divide by nothing
+      batch_idx /= dim.size;
+      idx -= batch_idx * dim.size;
+    }
     offset_a += idx * dim.stride_a;
     offset_b += idx * dim.stride_b;
     offset_c += idx * dim.stride_c;

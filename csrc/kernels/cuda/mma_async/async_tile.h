@@ -35,11 +35,14 @@ struct AsyncTile {
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
-    // Two divisions by constants, of which one counts, take less than one by a number that is not known before.
+    // By shifts, since nvcc makes one division of two by constants of which one counts.
     constexpr int kRow = IS_K_MAJOR ? BLOCK_K : BLOCK_MN;
-    far = operand.is_vectorised ? thread_idx() / (kRow / kVector) : thread_idx() / kRow;
-    close = operand.is_vectorised ? thread_idx() % (kRow / kVector) * kVector : thread_idx() % kRow;
-    far_step = operand.is_vectorised ? NUM_THREADS / (kRow / kVector) : NUM_THREADS / kRow;
+    static_assert((kRow & (kRow - 1)) == 0 && (NUM_THREADS & (NUM_THREADS - 1)) == 0, "powers of two");
+    const int width = sizeof(T) == 2 || operand.is_vectorised ? __builtin_ctz(kVector) : 0;
+    const int shift = __builtin_ctz(kRow) - width;
+    far = thread_idx() >> shift;
+    close = (thread_idx() & ((1 << shift) - 1)) << width;
+    far_step = NUM_THREADS >> shift;
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
     next = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
   }

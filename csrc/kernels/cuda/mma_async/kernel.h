@@ -310,16 +310,21 @@ mma_async(Work work, FoldedProblem problem) {
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
 
     block_barrier();  // nobody reads the last item's sums any more
-    for (int stage = 0; stage + 1 < kStages; ++stage) {
-      if (stage < num_whole && is_inside) {
-        copy_part(Vectors{}, std::true_type{}, stage, 0, 1);
-      } else if (stage < num_whole) {
-        tile_a.copy_whole_tile(smem.stages[stage].a);
-        tile_b.copy_whole_tile(smem.stages[stage].b);
-      } else if (stage < num_k_tiles) {
-        copy_last_tiles(stage);
+    // A group for each k tile, empty or not: the waits count them. Whole tiles have a loop of their own: what other
+    // copies need is computed while theirs are on their way.
+    int filled = 0;
+    TILEDMM_NO_UNROLL for (; is_inside && filled < min_of(num_whole, kStages - 1); ++filled) {
+      copy_part(Vectors{}, std::true_type{}, filled, 0, 1);
+      commit_copies();
+    }
+    TILEDMM_NO_UNROLL for (; filled + 1 < kStages; ++filled) {
+      if (filled < num_whole) {
+        tile_a.copy_whole_tile(smem.stages[filled].a);
+        tile_b.copy_whole_tile(smem.stages[filled].b);
+      } else if (filled < num_k_tiles) {
+        copy_last_tiles(filled);
       }
-      commit_copies();  // a group for each k tile, empty or not: the waits count them
+      commit_copies();
     }
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole

@@ -13,6 +13,7 @@
 
 #include "core/summation.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
+#include "kernels/cuda/simt_pipelined/work.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"
@@ -97,8 +98,9 @@ struct Side {
     int rows = int(min_of(operand.size_mn - mn, kBlockMn));
     if (is_padded) rows = (rows + 3) / 4 * 4;
     is_vectorised = !kIsTransposing && operand.is_vectorised && (IS_K_MAJOR || rows % 4 == 0);
-    const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
-    const int close = thread_idx() % threads * width, far = thread_idx() / threads;
+    // By shifts, since nvcc makes one division of two by constants of which one counts.
+    const int shift = is_vectorised ? __builtin_ctz(kVectorThreads) : __builtin_ctz(kElementThreads);
+    const int close = (thread_idx() & ((1 << shift) - 1)) << (is_vectorised ? 2 : 0), far = thread_idx() >> shift;
     smem_offset = IS_K_MAJOR ? far * kStrideMn + close * kStrideK : close * kStrideMn + far * kStrideK;
     left_mn = rows - (IS_K_MAJOR ? far : close);
     const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
@@ -188,14 +190,13 @@ struct BlockPlace {
 };
 
 template <class Config>
-TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, const SimtWork& work) {
-  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
-  const auto num_whole = uint32_t(work.num_whole), num_chunks = uint32_t(work.num_chunks);
+TILEDMM_DEVICE BlockPlace block_place(const SimtWork& work) {
+  const auto block = int(block_idx()), num_whole = int(work.num_whole);
   const bool is_split = block >= num_whole;
-  const uint32_t split_tile = is_split ? (block - num_whole) / num_chunks : 0;
-  const uint32_t tile = is_split ? num_whole + split_tile : block, tile_m = tile / tiles_n;
-  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
-          is_split ? int32_t(split_tile) : -1, is_split ? int32_t(block - num_whole - split_tile * num_chunks) : 0};
+  const int split_tile = is_split ? work.chunks.quotient(block - num_whole) : 0;
+  const int tile = is_split ? num_whole + split_tile : block, tile_m = work.tiles_n.quotient(tile);
+  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * work.tiles_n.value) * Config::kBlockN,
+          is_split ? split_tile : -1, is_split ? block - num_whole - split_tile * work.chunks.value : 0};
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -416,19 +417,15 @@ simt_pipelined(FoldedProblem problem, SimtWork work) {
       // A group of k has the chunks of a product with so much of k.
       if (gemm.grouping == Grouping::k) problem.chunk_k = chunk_k(gemm);
     } else {
-      gemm = item_of(problem, batch_idx), place = block_place<Config>(gemm, work);
+      gemm = item_of<true>(problem, batch_idx), place = block_place<Config>(work);
     }
     const bool is_split = place.split_tile >= 0;
     if (is_split) {
-      const int64_t tile = (batch_idx * work.num_split + place.split_tile) * work.num_chunks + place.chunk;
+      const int64_t tile = (batch_idx * work.num_split + place.split_tile) * work.chunks.value + place.chunk;
       gemm.c = work.partial + tile * Config::kShape.area() - place.row * Config::kBlockN - place.col;
       gemm.stride_cm = Config::kBlockN;
       gemm.stride_cn = 1;
       drop_epilogue(gemm);
-    }
-    if (thread_idx() == 0) {
-      smem.gemm = gemm;
-      smem.place = place;
     }
     const int64_t k = place.chunk * problem.chunk_k;
     const int64_t end_k = is_split ? min_of(gemm.k, k + problem.chunk_k) : gemm.k;
@@ -452,6 +449,10 @@ simt_pipelined(FoldedProblem problem, SimtWork work) {
     TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
       load_tiles(write_stage, gemm, place);
       commit_copies();
+    }
+    if (thread_idx() == 0) {
+      smem.gemm = gemm;
+      smem.place = place;
     }
 
     Accumulators<Config> acc = {};
@@ -514,7 +515,7 @@ Status launch_layout(const FoldedProblem& problem, const SimtWork& work, const E
   const bool is_folding = work.num_whole > 0 && problem.chunk_k < problem.gemm.k;
   const size_t bytes = sizeof(Shared) + (is_folding ? sizeof(SimtTotals<Config>) : 0);
   return launch_kernel(simt_pipelined<Config, IS_A_K_MAJOR, IS_B_K_MAJOR, IS_GROUPED>,
-                       work.num_whole + int64_t(work.num_split) * work.num_chunks, num_batch_blocks(problem),
+                       work.num_whole + int64_t(work.num_split) * work.chunks.value, num_batch_blocks(problem),
                        Config::kNumThreads, bytes, executor, problem, work);
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/cuda/simt_pipelined/add_split_tiles.h"
 #include "kernels/cuda/simt_pipelined/few_rows.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
+#include "kernels/cuda/simt_pipelined/work.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -19,19 +20,27 @@ Status launch_chosen(int shape, const FoldedProblem& problem, const SimtWork& wo
 Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Executor& executor) {
   const SimtShape& shape = kSimtShapes[plan.shape];
   if (is_grouped(problem.gemm)) {
-    const SimtWork whole{num_tiles(problem, shape.block_m, shape.block_n), 0, 1, nullptr, false, false};
+    SimtWork whole{};
+    whole.num_whole = num_tiles(problem, shape.block_m, shape.block_n);
     return launch_chosen(plan.shape, problem, whole, executor);
   }
   const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
-  SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};
+  SimtWork work{plan.num_whole,
+                int32_t(num_split),
+                Divisor(ceil_div(problem.gemm.n, shape.block_n)),
+                Divisor(num_chunks),
+                nullptr,
+                plan.packs_a,
+                plan.packs_b};
   if (num_split == 0) return launch_chosen(plan.shape, problem, work, executor);
   const int64_t elements = problem.batch_size * num_split * num_chunks * shape.area();
   work.partial = static_cast<float*>(executor.allocate(executor.self, size_t(elements) * sizeof(float)));
   if (!work.partial) return Status::out_of_memory;
   Status status = launch_chosen(plan.shape, problem, work, executor);
   if (status == Status::ok) {
-    const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
+    const SplitTiles tiles{work.partial,        plan.num_whole, work.num_split,
+                           int32_t(num_chunks), shape.block_m,  shape.block_n};
     status = launch_early(add_split_tiles, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
                           kAddThreads, 0, executor, problem, tiles);
   }
