@@ -39,6 +39,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers},
     // As the one before, for one row of tiles that have a multiprocessor each: half as many bytes again on their way.
     {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers},
+    {64, 32, 16, 2, 2, 4, 3, ChunkTotal::in_registers},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, true},
@@ -53,7 +54,7 @@ static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsync
 
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kMmaAsyncInstances[] = {
-    {DType::f64, 0, 1}, {DType::f64, 1, 3}, {DType::f64, 3, 5},        {DType::f64, 5, 9},      {DType::bf16, 0, 3},
+    {DType::f64, 0, 1}, {DType::f64, 1, 3}, {DType::f64, 3, 5},        {DType::f64, 5, 10},     {DType::bf16, 0, 3},
     {DType::f16, 0, 3}, {DType::f32, 0, 4}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16 - (dtype != DType::f32);
