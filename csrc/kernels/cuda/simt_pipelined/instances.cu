@@ -4,7 +4,7 @@
 
 namespace tiledmm::gpu {
 
-constexpr int kNumInstances = 5;
+constexpr int kNumInstances = 4;
 static_assert(kNumInstances == std::size(kSimtInstances));
 template Status launch_instance<TILEDMM_INSTANCE>(int, const FoldedProblem&, const SimtWork&, const Executor&);
 

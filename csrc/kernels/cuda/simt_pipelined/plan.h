@@ -40,12 +40,11 @@ inline constexpr SimtShape kSimtShapes[] = {
     {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4},       {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4},
     {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, true}, {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4},
     {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4},       {128, 32, 16, 8, 4, 4, 1, 4, 4, 1, 2},
-    {128, 32, 32, 8, 4, 4, 1, 3, 3, 4, 2},
 };
 static_assert(sizeof kSimtShapes == kNumSimtShapes * sizeof(SimtShape), "costs.h has a place for each");
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kSimtInstances[] = {
-    {DType::f32, 0, 2}, {DType::f32, 2, 5}, {DType::f32, 5, 8}, {DType::f32, 8, 13}, {DType::f32, 13, 15}};
+    {DType::f32, 0, 2}, {DType::f32, 2, 5}, {DType::f32, 5, 8}, {DType::f32, 8, 14}};
 static_assert(hold_all(kSimtInstances, DType::f32, kNumSimtShapes));
 
 // Tall tiles are built for an m-major A with a k-major B only: the k-major operand, the dearer one to copy, is then the
