@@ -1,5 +1,5 @@
-// The constants of the direct kernels' cost models. H200, random batches: 330 in 16 bits, 340 in tf32, 230 in fp32;
-// H100: 211 in fp64, 687 of few columns.
+// The constants of the direct kernels' cost models. H200: 511 random batches and 52 random products in 16
+// bits, random batches: 340 in tf32, 230 in fp32; H100: 211 in fp64, 687 of few columns.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
@@ -11,15 +11,15 @@ inline constexpr int kNumDirectTiles = 4;
 // A warp's times are nanoseconds that its multiprocessor has for no other warp.
 struct DirectCosts {
   // Loads of elements, and of several neighbours at once, of an operand along k and along m (n).
-  Fixed load_k = 1.404, load_mn = 1.105, wide_k = 1.251, wide_mn = 2.71;
-  Mma16Time multiply = 1.757;  // a matrix instruction
+  Fixed load_k = 1.218, load_mn = 1.217, wide_k = 0.8972, wide_mn = 2.39;
+  Mma16Time multiply = 2.306;  // a matrix instruction
   FmaTime fma = 0.3;           // a multiply-add
   // Stores of elements, and of several neighbours at once.
-  Fixed tile = 63.26, store = 1.398, wide_store = 3.586;
-  MemoryRate rate = 3.58e6;  // bytes per us
+  Fixed tile = 58.65, store = 6.836, wide_store = 5.453;
+  MemoryRate rate = 3.597e6;  // bytes per us
   // us: of a call by its tile, whose code is in no cache; of steps of k whose loads are waited for together.
-  Fixed start[kNumDirectTiles] = {4.523, 4.671, 4.656, 4.657}, step = 0.4674;
-  Fixed overlap = 0.8545;  // of the shorter of memory's time and the warps'
+  Fixed start[kNumDirectTiles] = {4.519, 4.581, 4.538, 4.512}, step = 0.4051;
+  Fixed overlap = 0.923;  // of the shorter of memory's time and the warps'
   // Few columns: a warp's nanoseconds for a tile, for copies of all lanes, for a step along k; a step's where the warp
   // waits for the one before; us of a call; of the shorter of memory's time and the warps'.
   Fixed few_tile = 35.99, few_copy = 3.919, few_step = 1.523, few_chain = 26.44, few_start = 5.368;

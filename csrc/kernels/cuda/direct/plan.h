@@ -81,13 +81,16 @@ inline double direct_us(const DirectCosts& c, const FoldedProblem& problem, cons
     return along_k ? c.wide_k * double(count * (is_mma ? 2 : 1))
                    : c.wide_mn * double(own_k * ceil_div(count * size, 16));
   };
-  const double products = double(tile.rows * tile.cols), outputs = products * (is_mma ? 2 : 1);
+  const double products = double(tile.rows * tile.cols), m = double(p.m), n = double(p.n);
+  const double outputs = m * n / double(plan.num_tiles * (is_mma ? 32 : 1));  // of a lane: there are none outside C
   const double multiply = is_mma ? c.multiply * products / 2 : c.fma * products * double(step);
   const double stores = plan.wide_c ? c.wide_store * outputs * double(size) / 16 : c.store * outputs;
   const double of_step = loads(view_a(p), plan.wide_a, tile.rows) + loads(view_b(p), plan.wide_b, tile.cols) + multiply;
-  const int64_t warps = is_mma ? plan.num_units : ceil_div(plan.num_units, 32);
-  const double work = 1e-3 * double(ceil_div(warps, num_cus)) * (c.tile + stores + double(steps) * of_step);
-  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
+  // A block's warps lie on one multiprocessor, however few blocks there are.
+  const int64_t blocks = ceil_div(plan.num_units, kDirectThreads / (is_mma ? 32 : 1));
+  const double work =
+      1e-3 * kDirectThreads / 32 * double(ceil_div(blocks, num_cus)) * (c.tile + stores + double(steps) * of_step);
+  const double k = double(p.k), batch = double(problem.batch_size);
   const double memory = double(size) * batch * (m * k + k * n + m * n) / c.rate;
   const double waiting = c.step * double(ceil_div(steps, direct_steps(tile, p.dtype_a, is_mma)));
   return c.start[plan.tile] + waiting + (work > memory ? work + c.overlap * memory : memory + c.overlap * work);
