@@ -1,5 +1,6 @@
 // The constants of the direct kernels' cost models. H200: 511 random batches and 52 random products in 16
-// bits, random batches: 340 in tf32, 230 in fp32; H100: 211 in fp64, 687 of few columns.
+// bits, random batches: 340 in tf32, 230 in fp32, 280 in fp64; H100: 211 in fp64 (of single products), 687 of few
+// columns.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
@@ -36,5 +37,9 @@ inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
     {90, {1.836,  1.796,  4.178, 1.766, 1,      0.3119, 44.55, 1.836,   3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
           0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152}}};
+// Of batches.
+inline constexpr CostRow<DirectCosts> kDirectF64BatchCosts[] = {
+    {90, {2.384,  1.935,  4.241, 1.345, 1,      0.25,  59.31, 1.991,   3.464, 2.755e6, {3.802, 4.415, 4.586, 4.597},
+          0.5298, 0.2625, 40.49, 4.315, 0.7702, 14.15, 4.294, 3.044e6, 0.2284}}};
 
 }  // namespace tiledmm

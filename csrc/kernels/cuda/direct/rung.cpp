@@ -37,7 +37,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   DirectCosts borrowed;
   const DType dtype = problem.gemm.dtype_a;
   const bool is_f64 = dtype == DType::f64;
-  const auto& costs = is_f64                ? kDirectF64Costs
+  const auto& costs = is_f64                ? (problem.batch_size > 1 ? kDirectF64BatchCosts : kDirectF64Costs)
                       : !IS_MMA             ? kDirectF32Costs
                       : dtype == DType::f32 ? kDirectTf32Costs
                                             : kDirectMmaCosts;

@@ -55,7 +55,27 @@ struct MmaAsyncF64Costs {
   Fixed across = 1.3;  // how many times longer an element takes where rows of C are stored across (H100, 16 batches)
 };
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
-inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {{90, {}}};
+// Of batches.
+inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {
+    // H200, 280 random batches
+    {90,
+     {{0.502, 0.28, 0.2651, 0.1646, 0.1607, 0.1192, 0.07592, 0.05564, 0.05366},
+      {0.525, 0.27, 0.1191, 0.153, 0.07468, 0.08043, 0.05257, 0.04184, 0.052},
+      3.543e6,
+      1.053e7,
+      2.274e6,
+      {1.118, 1.121, 1.08, 1.113, 1.027, 1.283, 1.131, 1.185, 1.121},
+      {4.107, 3.804, 5.111, 3.708, 4.996, 4.69, 4.61, 4.376, 4.198},
+      {1.172, 1.657, 0, 1.8, 0.5234, 1.267, 1.52, 1.816, 1.882},
+      0.000334,
+      0.0001027,
+      0.0003928,
+      1,
+      0.1041,
+      2.726,
+      2.071,
+      3.922,
+      1.303}}};
 
 struct MmaUnalignedCosts {
   // `alone` is the time of a step of 16 along k where a block has a multiprocessor for itself; `busy` is that of all
