@@ -1,5 +1,5 @@
 // The constants of the direct kernels' cost models. H200: 511 random batches and 52 random products in 16
-// bits, random batches: 340 in tf32, 230 in fp32, 280 in fp64; H100: 211 in fp64 (of single products), 687 of few
+// bits, random batches: 340 in tf32, 230 in fp32, 360 in fp64; H100: 211 in fp64 (of single products), 687 of few
 // columns.
 #pragma once
 
@@ -39,7 +39,7 @@ inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
           0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152}}};
 // Of batches.
 inline constexpr CostRow<DirectCosts> kDirectF64BatchCosts[] = {
-    {90, {2.384,  1.935,  4.241, 1.345, 1,      0.25,  59.31, 1.991,   3.464, 2.755e6, {3.802, 4.415, 4.586, 4.597},
-          0.5298, 0.2625, 40.49, 4.315, 0.7702, 14.15, 4.294, 3.044e6, 0.2284}}};
+    {90, {2.462,  2.082,  4.323, 1.339, 1,      0.2546, 62.46, 1.995,   3.471, 2.685e6, {3.994, 3.645, 4.699, 4.465},
+          0.5768, 0.2715, 39.53, 4.359, 0.7865, 15.31,  4.319, 3.303e6, 0.2267}}};
 
 }  // namespace tiledmm

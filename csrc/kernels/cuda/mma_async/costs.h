@@ -15,8 +15,8 @@ struct MmaAsyncCosts {  // in 16 bits and tf32
   Mma16Time alone[kNumMmaAsyncShapes16] = {0.337, 0.24, 0.101, 0.032},
             busy[kNumMmaAsyncShapes16] = {0.337, 0.19, 0.073, 0.02};
   MemoryRate rate = 3.9e6, added = 2.3e6;                            // of the kernel that adds chunks
-  Fixed start = 6.4, round = 2.2, element = 1.1e-4, addition = 6.5;  // of a call, a further round, an element of C
-  Fixed tf32 = 1.1, narrow = 1.45;    // how many times longer: in tf32; with copies of single elements
+  Fixed start = 5.9, round = 2.2, element = 1.1e-4, addition = 6.5;  // of a call, a further round, an element of C
+  Fixed tf32 = 1.1, narrow = 1.3;     // how many times longer: in tf32; with copies of single elements
   Fixed copy = 3.8, copied = 0.75e6;  // of operands that are copied first: a call; elements per us
   Fixed stored = 3e-6;                // of each element of C then
 };
@@ -57,25 +57,25 @@ struct MmaAsyncF64Costs {
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
 // Of batches.
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {
-    // H200, 280 random batches
+    // H200, 360 random batches
     {90,
-     {{0.502, 0.28, 0.2651, 0.1646, 0.1607, 0.1192, 0.07592, 0.05564, 0.05366},
-      {0.525, 0.27, 0.1191, 0.153, 0.07468, 0.08043, 0.05257, 0.04184, 0.052},
-      3.543e6,
-      1.053e7,
-      2.274e6,
-      {1.118, 1.121, 1.08, 1.113, 1.027, 1.283, 1.131, 1.185, 1.121},
-      {4.107, 3.804, 5.111, 3.708, 4.996, 4.69, 4.61, 4.376, 4.198},
-      {1.172, 1.657, 0, 1.8, 0.5234, 1.267, 1.52, 1.816, 1.882},
-      0.000334,
+     {{0.503, 0.2751, 0.2708, 0.1666, 0.1607, 0.1202, 0.07757, 0.05799, 0.05103, 0.1522},
+      {0.525, 0.27, 0.1069, 0.153, 0.06997, 0.08509, 0.05485, 0.03999, 0.052, 0.07354},
+      4.2e6,
+      1.066e7,
+      2.267e6,
+      {1.084, 1.147, 1.059, 1.115, 1.025, 1.318, 1.149, 1.155, 1.107, 1.058},
+      {4.137, 3.862, 4.959, 3.824, 4.77, 5.009, 4.524, 4.011, 3.655, 5.287},
+      {1.185, 1.67, 0, 1.826, 0.5355, 1.298, 1.518, 1.834, 1.79, 0.5325},
+      0.000353,
       0.0001027,
-      0.0003928,
-      1,
-      0.1041,
-      2.726,
-      2.071,
-      3.922,
-      1.303}}};
+      0.000393,
+      1.007,
+      0.1046,
+      2.704,
+      2.077,
+      3.928,
+      1.576}}};
 
 struct MmaUnalignedCosts {
   // `alone` is the time of a step of 16 along k where a block has a multiprocessor for itself; `busy` is that of all
