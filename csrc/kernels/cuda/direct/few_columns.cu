@@ -40,12 +40,12 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
   }
 }
 
-template <bool IS_PLAIN, class T, class C>
+template <class T, class C>
 TILEDMM_DEVICE void store_sum(const DirectWork& work, const FoldedProblem& problem, const DirectUnit<T, C>& unit,
                               int32_t row, int32_t col, Acc<T> sum) {
   using Added = std::conditional_t<std::is_same_v<T, C>, T, AnyElement>;  // beside a C in fp32 a bias has either dtype
   if (row >= work.m || col >= work.n) return;
-  if constexpr (!IS_PLAIN) sum = with_epilogue<Added>(item_of<true>(problem, unit.item), row, col, sum);
+  if (!work.is_plain) sum = with_epilogue<Added>(item_of<true>(problem, unit.item), row, col, sum);
   store_global(unit.c + row * work.stride_cm + col * work.stride_cn, rounded_to<C>(sum));
 }
 
@@ -76,7 +76,7 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
   const auto index = int32_t(block_idx() * few.num_warps + warp);
   if (index >= work.num_units) return;
-  const DirectUnit<T, C> unit(work, index);
+  const DirectUnit<T, C> unit(work, problem, index);
   const int32_t first_row = unit.row * few.rows, rows = int32_t(min_of(work.m - first_row, few.rows));
   char* const lines = reinterpret_cast<char*>(&block_shared<Vector16>()) + warp * few.warp_bytes;
   copy_rows(work, few, unit.a + int64_t(first_row) * work.stride_am, rows, unit.b, lines);
@@ -84,8 +84,6 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   wait_copies<0>();
   warp_barrier();
   const auto line = [&](int32_t at) { return lines + at * few.pitch; };
-  // Plain sums have code of their own, without the other's in between: it would come from memory as well.
-  const auto store_by = [&](const auto& store) { work.is_plain ? store(std::true_type{}) : store(std::false_type{}); };
   if constexpr (FRAGS > 0) {
     using L = LayoutM16N8;
     using Word = typename WordOf<T>::Word;
@@ -103,20 +101,16 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
         Mma<T>::multiply(sums[f], a, {word(b[f] + w), word(b[f] + w + 4)});
       }
     }
-    store_by([&](auto is_plain) {
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
-        TILEDMM_UNROLL for (int e = 0; e < L::kAccs; ++e) {
-          store_sum<is_plain.value>(work, problem, unit, first_row + L::c_row(lane, e), L::kN * f + L::c_col(lane, e),
-                                    sums[f][e]);
-        }
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+      TILEDMM_UNROLL for (int e = 0; e < L::kAccs; ++e) {
+        store_sum(work, problem, unit, first_row + L::c_row(lane, e), L::kN * f + L::c_col(lane, e), sums[f][e]);
       }
-    });
+    }
   } else {
     const int32_t row = lane >> few.log_cols, col = lane & ((1 << few.log_cols) - 1);
     const auto* a = reinterpret_cast<const T*>(line(int32_t(min_of(row, rows - 1))));
     const auto* b = reinterpret_cast<const T*>(line(few.rows + int32_t(min_of(col, work.n - 1))));
-    const T sum = sum_along_k(a, b, work.k);
-    store_by([&](auto is_plain) { store_sum<is_plain.value>(work, problem, unit, first_row + row, col, sum); });
+    store_sum(work, problem, unit, first_row + row, col, sum_along_k(a, b, work.k));
   }
 }
 

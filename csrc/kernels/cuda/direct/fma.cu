@@ -22,7 +22,8 @@ struct TilesOfC {
 
   // Lanes have tiles from `first_unit` on, which lie along C's neighbours: down its columns or not.
   template <bool IS_DOWN>
-  TILEDMM_DEVICE void store(const T (&own)[ROWS][COLS], const DirectWork& work, int32_t first_unit) {
+  TILEDMM_DEVICE void store(const T (&own)[ROWS][COLS], const DirectWork& work, const FoldedProblem& problem,
+                            int32_t first_unit) {
     constexpr int kClose = IS_DOWN ? ROWS : COLS, kFar = IS_DOWN ? COLS : ROWS;
     static_assert(32 % kClose == 0, "a warp's lanes store whole tiles");
     const int lane = thread_idx() % 32;
@@ -36,7 +37,7 @@ struct TilesOfC {
     TILEDMM_UNROLL for (int first = 0; first < 32; first += 32 / kClose) {
       const int owner = first + lane / kClose, c = lane % kClose;
       if (first_unit + owner >= work.num_units) break;
-      const DirectUnit<T> unit(work, first_unit + owner);
+      const DirectUnit<T> unit(work, problem, first_unit + owner);
       const int32_t row = unit.row * ROWS + (IS_DOWN ? c : 0), col = unit.col * COLS + (IS_DOWN ? 0 : c);
       if (row >= work.m || col >= work.n) continue;
       const int32_t left = IS_DOWN ? work.n - col : work.m - row;
@@ -56,7 +57,7 @@ direct_fma(DirectWork work, FoldedProblem problem) {
   const auto index = int32_t(block_idx() * kDirectThreads + thread_idx()), first_unit = index - thread_idx() % 32;
   if (first_unit >= work.num_units) return;
   // Lanes behind the last tile multiply it, too: warps stay whole.
-  const DirectUnit<T> unit(work, min_of(index, work.num_units - 1));
+  const DirectUnit<T> unit(work, problem, min_of(index, work.num_units - 1));
   const int32_t row = unit.row * ROWS, col = unit.col * COLS, end_k = work.k;
   const LaneRows<T, ROWS> a(unit.a, row, work.m, work.stride_am, work.stride_ak);
   const LaneRows<T, COLS> b(unit.b, col, work.n, work.stride_bn, work.stride_bk);
@@ -92,8 +93,8 @@ direct_fma(DirectWork work, FoldedProblem problem) {
   }
   if (TilesOfC<T, ROWS, COLS>::kIsOfUse && !work.wide_c) {
     auto& tiles = block_shared<TilesOfC<T, ROWS, COLS>[kWarps]>()[thread_idx() / 32];
-    work.is_down ? tiles.template store<true>(sums, work, first_unit)
-                 : tiles.template store<false>(sums, work, first_unit);
+    work.is_down ? tiles.template store<true>(sums, work, problem, first_unit)
+                 : tiles.template store<false>(sums, work, problem, first_unit);
     return;
   }
   if (index >= work.num_units) return;

@@ -92,7 +92,7 @@ direct_mma(DirectWork work, LaneSteps steps, FoldedProblem problem) {
   constexpr int kStep = L::kWordsK * WordOf<T>::kElements, kSteps = direct_steps({2, COLS}, kDType, true);
   const auto index = int32_t(block_idx() * kWarps + thread_idx() / 32);
   if (index >= work.num_units) return;
-  const DirectUnit<T> unit(work, index);
+  const DirectUnit<T> unit(work, problem, index);
   const int lane = thread_idx() % 32, own_row = lane / 4 * 2, own_col = L::c_col(lane, 0) * COLS;
   const int32_t tile_row = unit.row * L::kM, tile_col = unit.col * (L::kN * COLS), end_k = work.k;
   const LaneRows<T, 2> a(unit.a, tile_row + own_row, work.m, work.stride_am, work.stride_ak);

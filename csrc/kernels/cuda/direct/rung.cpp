@@ -14,7 +14,6 @@ const char* refuse_size(const FoldedProblem& problem, const Chip&) {
   constexpr double kLimit = 2147483648.0;
   const GemmProblem& p = problem.gemm;
   if (problem.chunk_k < p.k) return "k is more than one chunk";
-  if (p.num_batch_dims > 2) return "the batch has more than two dimensions whose items do not follow each other";
   const auto spans_too_much = [&](const OperandView& view) {
     return double(view.rows) * double(view.stride_row) + double(view.k) * double(view.stride_k) >= kLimit;
   };

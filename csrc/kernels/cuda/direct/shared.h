@@ -18,23 +18,21 @@ namespace {
 struct DirectWork {
   const void *a, *b;
   void* c;
-  int64_t inner_a, inner_b, inner_c, outer_a, outer_b, outer_c;  // steps of the batch's two dimensions
+  int64_t item_a, item_b, item_c;  // steps of a batch of one dimension
   int32_t m, n, k, stride_am, stride_ak, stride_bk, stride_bn;
   int32_t num_units;
-  Divisor tiles_of_item, tiles_of_line, inner;  // inner: items of the batch's inner dimension
+  Divisor tiles_of_item, tiles_of_line;
   int64_t stride_cm, stride_cn;
   bool wide_a, wide_b, wide_c;
-  bool is_plain;  // C is the sums, rounded
-  bool is_down;   // tiles are numbered down the columns of C, else along its rows
+  bool is_plain;       // C is the sums, rounded
+  bool is_down;        // tiles are numbered down the columns of C, else along its rows
+  bool has_more_dims;  // of the batch than one
 
   DirectWork(const FoldedProblem& problem, const DirectPlan& plan, bool is_down) {
     const GemmProblem& p = problem.gemm;
-    const BatchDim dim = p.num_batch_dims > 0 ? problem.batch_dims[p.num_batch_dims - 1] : BatchDim{1, 0, 0, 0, 0};
-    const BatchDim outer = p.num_batch_dims > 1 ? problem.batch_dims[0] : BatchDim{};
+    const BatchDim dim = p.num_batch_dims > 0 ? problem.batch_dims[0] : BatchDim{};
     a = p.a, b = p.b, c = p.c;
-    inner = Divisor(dim.size);
-    inner_a = dim.stride_a, inner_b = dim.stride_b, inner_c = dim.stride_c;
-    outer_a = outer.stride_a, outer_b = outer.stride_b, outer_c = outer.stride_c;
+    item_a = dim.stride_a, item_b = dim.stride_b, item_c = dim.stride_c;
     m = int32_t(p.m), n = int32_t(p.n), k = int32_t(p.k), num_units = int32_t(plan.num_units);
     stride_am = int32_t(p.stride_am), stride_ak = int32_t(p.stride_ak);
     stride_bk = int32_t(p.stride_bk), stride_bn = int32_t(p.stride_bn);
@@ -42,7 +40,7 @@ struct DirectWork {
     tiles_of_line = Divisor(is_down ? plan.tiles_m : plan.num_tiles / plan.tiles_m);
     stride_cm = p.stride_cm, stride_cn = p.stride_cn;
     wide_a = plan.wide_a, wide_b = plan.wide_b, wide_c = plan.wide_c;
-    is_plain = tiledmm::is_plain(p), this->is_down = is_down;
+    is_plain = tiledmm::is_plain(p), this->is_down = is_down, has_more_dims = p.num_batch_dims > 1;
   }
 };
 
@@ -53,16 +51,19 @@ struct DirectUnit {
   C* c;
   int32_t item, row, col;
 
-  TILEDMM_DEVICE DirectUnit(const DirectWork& work, int32_t unit) {
+  TILEDMM_DEVICE DirectUnit(const DirectWork& work, const FoldedProblem& problem, int32_t unit) {
     item = work.tiles_of_item.quotient(unit);
     const int32_t tile = unit - item * work.tiles_of_item.value;
     const int32_t line = work.tiles_of_line.quotient(tile), place = tile - line * work.tiles_of_line.value;
     row = work.is_down ? place : line;
     col = work.is_down ? line : place;
-    const auto outer = uint32_t(work.inner.quotient(item)), in = uint32_t(item) - outer * uint32_t(work.inner.value);
-    a = static_cast<const T*>(work.a) + (in * work.inner_a + outer * work.outer_a);
-    b = static_cast<const T*>(work.b) + (in * work.inner_b + outer * work.outer_b);
-    c = static_cast<C*>(work.c) + (in * work.inner_c + outer * work.outer_c);
+    a = static_cast<const T*>(work.a) + item * work.item_a;
+    b = static_cast<const T*>(work.b) + item * work.item_b;
+    c = static_cast<C*>(work.c) + item * work.item_c;
+    if (work.has_more_dims) {
+      const GemmProblem own = item_of<true>(problem, item);
+      a = static_cast<const T*>(own.a), b = static_cast<const T*>(own.b), c = static_cast<C*>(own.c);
+    }
   }
 };
 
