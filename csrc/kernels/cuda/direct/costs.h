@@ -1,6 +1,5 @@
-// The constants of the direct kernels' cost models. H200: 511 random batches and 52 random products in 16
-// bits, random batches: 340 in tf32, 230 in fp32, 360 in fp64; H100: 211 in fp64 (of single products), 687 of few
-// columns.
+// The constants of the direct kernels' cost models. H200: 330 random batches and 52 products in 16 bits, random batches:
+// 340 in tf32, 230 in fp32, 360 in fp64; H100: 211 products in fp64, 687 of few columns.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
@@ -28,6 +27,10 @@ struct DirectCosts {
   Fixed few_overlap = 0.518;
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {{90, {}}};
+// Of batches.
+inline constexpr CostRow<DirectCosts> kDirectMmaBatchCosts[] = {
+    {90, {1.404,  1.105,  1.251, 2.71,  1.757, 0.3,   63.26, 1.398,   3.586, 3.58e6, {4.523, 4.671, 4.656, 4.657},
+          0.4674, 0.8545, 35.99, 3.919, 1.523, 26.44, 5.368, 3.183e6, 0.518}}};
 inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
     {90, {1.911,  1.23,   2.148, 2.295, 1.264, 0.3,   40.54, 2.663,   2.022, 4.894e6, {4.271, 4.493, 4.466, 4.958},
           0.6635, 0.8474, 30.46, 3.121, 1.414, 40.55, 5.385, 3.448e6, 0.7135}}};

@@ -36,11 +36,11 @@ template <bool IS_MMA>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   DirectCosts borrowed;
   const DType dtype = problem.gemm.dtype_a;
-  const bool is_f64 = dtype == DType::f64;
-  const auto& costs = is_f64                ? (problem.batch_size > 1 ? kDirectF64BatchCosts : kDirectF64Costs)
+  const bool is_f64 = dtype == DType::f64, is_batch = problem.batch_size > 1;
+  const auto& costs = is_f64                ? (is_batch ? kDirectF64BatchCosts : kDirectF64Costs)
                       : !IS_MMA             ? kDirectF32Costs
                       : dtype == DType::f32 ? kDirectTf32Costs
-                                            : kDirectMmaCosts;
+                                            : (is_batch ? kDirectMmaBatchCosts : kDirectMmaCosts);
   for_each_direct_plan(costs_for(costs, chip, borrowed), problem, IS_MMA && !is_f64, chip, visit);
 }
 
