@@ -310,7 +310,7 @@ class OperandCopies {
     if constexpr (sizeof(T) == 2) {
       job.units_of_row = ceil_div(ld / 2, kCopySegment);
       job.rows_of_unit = 1;
-      while (job.rows_of_unit < 8 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
+      while (job.rows_of_unit < 32 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
       job.num_units = ceil_div(job.num_rows, job.rows_of_unit) * job.units_of_row;
     } else {
       constexpr int kTile = sizeof(T) == 1 ? kCopyBytesTile : kCopyTile;
