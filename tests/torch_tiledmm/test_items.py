@@ -1,5 +1,6 @@
-"""Batches of small items on the CPU, which register_tiled and amx compute one in each lane of vectors: the bits of each
-item are those that it has alone, and those of the same rows of a product with many.
+"""Batches of small items on the CPU, which register_tiled and amx compute one in each lane of vectors, and larger ones,
+which register_tiled multiplies where they lie: the bits of each item are those that it has alone, and those of the same
+rows of a product with many.
 
 Planted bugs that these tests caught: k from its end, products that are rounded, the last packet of an item after the
 one before it and not at its end, a dimension of the batch in the place of another, runs with gaps taken for one, the
@@ -27,6 +28,8 @@ CASES = [
 ]
 # Items shorter than a packet, of whole packets, and of some and a part; whole tiles of lanes and edges.
 SHAPES = [(1, 1, 1), (2, 1, 1), (1, 5, 2), (1, 1, 64), (3, 1, 27), (4, 4, 4), (5, 3, 1), (3, 5, 7), (2, 3, 100)]
+# Tiles of every width and height, with and without edges.
+IN_PLACE = [(1, 100, 9), (2, 80, 13), (5, 37, 20), (13, 70, 6), (27, 33, 7), (3, 64, 40), (25, 16, 5), (3, 32, 1030)]
 BATCHES = [(3,), (16,), (37,), (3, 9), (9, 2), (2, 2, 6)]
 
 
@@ -70,7 +73,7 @@ def by_items(a: torch.Tensor, b: torch.Tensor, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name, dtype_name", CASES)
 def test_bits_are_those_of_each_item_alone(name, dtype_name):
     layouts = itertools.cycle(itertools.product("NTGIB", "NTGIB", "NTGI"))
-    for (m, n, k), batch in itertools.product(SHAPES, BATCHES):
+    for (m, n, k), batch in itertools.product(SHAPES + IN_PLACE, BATCHES):
         for of_a, of_b, of_c in itertools.islice(layouts, 7):
             a, b = (batched(batch, *size, of, DTYPES[dtype_name]) for size, of in (((m, k), of_a), ((k, n), of_b)))
             memory, out = output(batch, m, n, of_c, DTYPES[dtype_name])

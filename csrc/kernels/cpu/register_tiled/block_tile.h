@@ -89,6 +89,7 @@ struct BlockTile {
         return;
       case CpuPath::long_dots:
       case CpuPath::items:
+      case CpuPath::in_place:
         return;  // they have no tiles
     }
   }

@@ -81,10 +81,14 @@ struct Dots {
   }
 
  private:
+  // The columns from j on. A last vector without a neighbour has no turns.
   template <int MR, int VECTORS, bool PAIRS_CHUNKS, class Finish>
-  TILEDMM_INLINE void multiply(const Finish& finish) const {
+  TILEDMM_INLINE void multiply(const Finish& finish, int64_t j = 0) const {
     constexpr int kCols = VECTORS * kLanes;
-    for (int64_t j = 0; j < cols; j += kCols) {
+    for (; j < cols; j += kCols) {
+      if constexpr (VECTORS == 2) {
+        if (cols - j <= kLanes) return multiply<MR, 1, false>(finish, j);
+      }
       alignas(64) A totals[MR][kCols] = {};
       const Word* a = panel_a;
       int64_t pc = 0;

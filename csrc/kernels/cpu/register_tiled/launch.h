@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/cpu/register_tiled/block_tile.h"
+#include "kernels/cpu/register_tiled/in_place.h"
 #include "kernels/cpu/register_tiled/long_dot.h"
 #include "kernels/cpu/register_tiled/plan.h"
 #include "kernels/cpu/shared/items.h"
@@ -147,6 +148,9 @@ template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Executor& executor) {
   if (config.path == CpuPath::long_dots) return launch_dots<T, Op>(problem, executor);
   if constexpr (Op::kPerWord == 1) {
+    if constexpr (std::is_same_v<T, typename Op::Word>) {
+      if (config.path == CpuPath::in_place) return launch_in_place<Op>(problem, config.in_place, executor);
+    }
     if (config.path == CpuPath::items) return launch_items<T, Op>(problem, config.items, executor);
   }
   return TiledProduct<T, Op>{problem, config, executor}.run();

@@ -59,6 +59,7 @@ enum class CpuPath : int32_t {
   short_k,      // k of a few words, B contiguous along n: C is written row by row
   long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
   items,        // a batch of small items, one in each lane of vectors (items.h)
+  in_place,     // a batch of items that are multiplied where they lie (in_place.h)
 };
 // What of B dot_rows fetches while it multiplies a vector of columns.
 enum class CpuFetch : int32_t {
@@ -67,7 +68,8 @@ enum class CpuFetch : int32_t {
   runs,     // what follows a chunk of k later in these columns, then in the next ones: of one after the other, in runs
   along_k,  // what follows soon in the same columns
 };
-inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots", "items"};
+inline constexpr const char* kCpuPathNames[] = {"packed",    "stream_rows", "dot_rows", "short_k",
+                                                "long_dots", "items",       "in_place"};
 
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
@@ -91,6 +93,11 @@ inline constexpr int64_t kFarColumnsBytes = 20 << 20;  // the same for columns o
 inline constexpr int64_t kFewThreads = 4;              // so few do not use all that memory can deliver
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
+inline constexpr int64_t kInPlaceWords = 1 << 18;      // multiply-adds of an item: more of them repay packing
+inline constexpr int64_t kInPlaceBytes = 96 << 10;     // of its B
+inline constexpr int64_t kStreamedRowBytes = 1024;     // of a row of its B, which few rows of A meet once or twice
+inline constexpr int64_t kShortItemBytes = 8 << 10;    // of its C, where k is short
+inline constexpr int64_t kFewPackedWords = 4096;       // of its B, which few rows repay to pack
 inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
@@ -118,6 +125,39 @@ constexpr bool two_chains_pay(Cores cores, int64_t vector_bytes, int64_t word_by
   return vector_bytes < 64 || cores == Cores::zen5 || (cores == Cores::intel && word_bytes == 8);
 }
 
+// The micro-tiles of an item that is multiplied where it lies.
+struct InPlaceTile {
+  int64_t rows, vectors;  // of columns
+  bool packs_b;           // along k, as one strip
+  int64_t task_items;     // items of a task
+  double cost;            // of an item, in multiply-adds of vectors
+};
+inline constexpr int kMaxInPlaceVectors = 6;
+
+// Beside its sums a tile needs registers for a word of B's columns and for a broadcast of A.
+constexpr int64_t most_rows_in_place(Isa isa, int64_t vectors) {
+  const MicroTileShape tile = micro_tile(isa);
+  const int64_t registers = tile.max_thread_m == 12 ? 32 : 16;
+  return min_of(tile.max_thread_m, (registers - 1 - vectors) / vectors);
+}
+
+// The tile of the least cost: multiply-adds, two of which a core begins in a cycle, unless too few of them wait for
+// each other; half as much for each load; and what a tile costs besides.
+[[maybe_unused]] InPlaceTile tile_in_place(Isa isa, int64_t m, int64_t n, int64_t k, int64_t lanes) {
+  constexpr double kLeastChains = 8, kTileCost = 40;
+  InPlaceTile best{};
+  const int64_t all_vectors = ceil_div(n, lanes);
+  for (int64_t most = 1; most <= min_of(all_vectors, kMaxInPlaceVectors); ++most) {
+    const int64_t tiles_n = ceil_div(all_vectors, most), vectors = ceil_div(all_vectors, tiles_n);
+    const int64_t tiles_m = ceil_div(m, most_rows_in_place(isa, vectors)), rows = ceil_div(m, tiles_m);
+    const double busy = double(rows * vectors) + 0.5 * double(rows + vectors),
+                 word = busy > kLeastChains ? busy : kLeastChains;
+    const double cost = double(tiles_m * tiles_n) * (double(k) * word + 2 * double(rows * vectors) + kTileCost);
+    if (most == 1 || cost < best.cost) best = {rows, vectors, false, 0, cost};
+  }
+  return best;
+}
+
 struct CpuConfig {
   CpuPath path;
   int64_t thread_m;          // rows of a micro-tile
@@ -126,6 +166,7 @@ struct CpuConfig {
   int64_t task_m, task_n;    // their sizes
   int64_t num_threads;       // that the work is worth
   ItemsPlan items;           // of their path
+  InPlaceTile in_place;      // of its path
   int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
                              // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
@@ -167,6 +208,24 @@ inline int64_t max_stream_rows(Isa isa, Cores cores, const CpuKernelShape& shape
     rows = converts ? 32 : 24;
   }
   return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
+}
+
+// Whether the items of a batch are multiplied where they lie: words, of which vectors are whole or masked, of items
+// that are small, or of few rows by a B of short rows. A high and narrow C is better computed as C^T, and one of a
+// short k row by row. A B along k is packed, which few rows do not repay.
+[[maybe_unused]] bool lies_in_place(const GemmProblem& p, int64_t batch, const CpuKernelShape& shape) {
+  const int64_t lanes = shape.thread_n / 2, bytes_c = p.m * p.n * shape.acc_bytes;
+  const bool packs_b = p.stride_bn != 1;
+  const bool has_words = shape.is_of_words && shape.k_per_word == 1 && mix_of(p) == Mix::none;
+  const bool has_vectors = lanes * shape.acc_bytes == 64 || p.n % lanes == 0;
+  const bool is_in_order = (!packs_b || p.stride_bk == 1) && p.stride_cn == 1 && (p.stride_ak == 1 || p.stride_am == 1);
+  const bool is_small = p.k <= kChunkWords && p.k * p.n * shape.acc_bytes <= kInPlaceBytes &&
+                        p.m <= kInPlaceWords / (p.n * max_of(1, p.k));
+  const bool is_streamed = !packs_b && p.m <= kFewRows && p.n * shape.acc_bytes <= kStreamedRowBytes;
+  return batch > 1 && has_words && has_vectors && is_in_order && is_plain(p) && p.scaling == Scaling::none &&
+         (is_streamed || is_small) && p.m <= (packs_b ? 24 : 8) * p.n &&
+         (p.k > kMaxShortWords || bytes_c < kShortItemBytes) &&
+         (!packs_b || p.m >= kMaxDotRows || (p.m > 1 && p.n * p.k <= kFewPackedWords));
 }
 
 // Chooses the tile numbers of a product, step by step. A template, since it divides by the numbers of the shape some
@@ -218,7 +277,9 @@ struct CpuConfigChoice {
 
   CpuConfig choose() {
     const bool may_be_items = batch > 1 && k >= 1 && k <= kChunk && kShape.k_per_word == 1;
-    if (may_be_items && mix_of(problem) == Mix::none && choose_items()) return config;
+    const bool is_item_in_place = lies_in_place(problem, batch, kShape) && choose_in_place();
+    if (may_be_items && mix_of(problem) == Mix::none && choose_items(is_item_in_place)) return config;
+    if (is_item_in_place) return config;
     config.num_threads = threads;
     // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
     config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
@@ -258,18 +319,33 @@ struct CpuConfigChoice {
   // Small items side by side, if that costs less than a task for each: what that takes at least, and what multiply-adds
   // and elements take, in multiply-adds of vectors. A task of whole vectors, or of those with masks, has no slow edges.
   // Fitted as plan_items is.
-  bool choose_items() {
+  bool choose_items(bool is_item_in_place) {
     constexpr int64_t kLanes = kThreadN / 2;
     if (!plan_items(problem, batch, kLanes, kShape.acc_bytes, config.items)) return false;
     const double operands = double((m + n) * k), results = double(m * n),
                  vectors = double(m) * double(n) * double(k) / double(kLanes);
     const bool is_whole = n % kLanes == 0 || micro_tile(ISA).vector_bytes == 64, is_row = m == 1 && is_b_n_major;
     const double least_cost = is_short_k ? 420 : !is_whole ? 900 : is_row ? 500 : 800;
-    const double item_cost = is_whole ? least_cost + 0.5 * vectors + operands + 2 * results
-                                      : least_cost + 3.5 * vectors + 2 * operands + (is_short_k ? 3 : 5) * results;
+    const double item_cost = is_item_in_place ? 150 + 1.4 * config.in_place.cost
+                             : is_whole       ? least_cost + 0.5 * vectors + operands + 2 * results
+                                        : least_cost + 3.5 * vectors + 2 * operands + (is_short_k ? 3 : 5) * results;
     if (config.items.cost >= double(batch) * item_cost) return false;
     config.path = CpuPath::items;
     share_groups(config.items, kLanes * kShape.acc_bytes, chip.num_cus, kWake);
+    return true;
+  }
+
+  // Items where they lie, unless threads would wait for one that has an item more.
+  bool choose_in_place() {
+    constexpr double kPackItemCost = 8;     // of a packed vector of words
+    constexpr int64_t kPackItemWords = 16;  // and what packing takes at least, in such vectors
+    if (threads > 1 && batch < 4 * threads && batch % threads != 0) return false;
+    const int64_t tasks = threads == 1 ? 1 : max_of(threads, min_of(kTurns * threads, int64_t(work / kMinTask)));
+    config.path = CpuPath::in_place;
+    config.in_place = tile_in_place(ISA, m, n, k, kThreadN / 2);
+    config.in_place.packs_b = !is_b_n_major;
+    if (!is_b_n_major) config.in_place.cost += kPackItemCost * double(ceil_div(n, kThreadN / 2) * k + kPackItemWords);
+    config.in_place.task_items = ceil_div(batch, tasks);
     return true;
   }
 
@@ -451,14 +527,20 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip, bool is_
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   const GemmProblem& p = problem.gemm;
   CpuPlan plan;
-  plan.is_exchanged = is_exchanged;
   if (problem.batch_size == 1 && p.dtype_a == p.dtype_b && p.m * p.n <= kMaxDots &&
       p.k >= kMinDotChunks * kChunkWords * shape.k_per_word && p.stride_ak == 1 && p.stride_bk == 1) {
+    plan.is_exchanged = is_exchanged;
     plan.config = {};
     plan.config.path = CpuPath::long_dots;
     return plan;
   }
-  plan.config = CpuConfigChoice<ISA, DTYPE>{plan.is_exchanged ? transposed(p) : p, problem.batch_size, chip}.choose();
+  const auto choose = [&](bool exchanges) {
+    plan.is_exchanged = exchanges;
+    plan.config = CpuConfigChoice<ISA, DTYPE>{exchanges ? transposed(p) : p, problem.batch_size, chip}.choose();
+  };
+  choose(is_exchanged && !lies_in_place(p, problem.batch_size, shape));
+  const bool is_by_items = plan.config.path == CpuPath::in_place || plan.config.path == CpuPath::items;
+  if (is_exchanged != plan.is_exchanged && !is_by_items) choose(is_exchanged);
   if (plan.config.path == CpuPath::items) plan.is_exchanged = p.m > p.n;  // a micro-tile is wider than high
   return plan;
 }

@@ -64,6 +64,10 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add("path", kCpuPathNames[int(config.path)]);
   if (config.path == CpuPath::long_dots) return;
   if (config.path == CpuPath::items) return fields.add("task_items", config.items.task_groups * shape.thread_n / 2);
+  if (config.path == CpuPath::in_place) {
+    fields.add_tile("thread", config.in_place.rows, config.in_place.vectors * shape.thread_n / 2);
+    return fields.add("task_items", config.in_place.task_items);
+  }
   fields.add_tile("thread", config.thread_m, shape.thread_n);
   fields.add_tile("block", config.block_m, config.block_n);
   fields.add("block_k", kChunkWords * shape.k_per_word);

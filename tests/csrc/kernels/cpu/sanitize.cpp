@@ -237,7 +237,7 @@ double activate_reference(Activation activation, double x) {
   }
 }
 
-enum class Layout { any, nn, nt };  // of any strides; else A and C are row-major, and B is row- or column-major
+enum class Layout { any, nn, nt, tn };  // of any strides; else C is row-major, A and B are row- or column-major
 
 struct Case {
   int64_t m, n, k;
@@ -359,7 +359,7 @@ void run_case(const Case& c) {
     return;
   }
   const Strides strides = c.layout == Layout::any ? Strides::any : Strides::row_major;
-  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false, strides);
+  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false, c.layout == Layout::tn ? Strides::column_major : strides);
   Operand b(c.has_b_8_bits ? DType::e4m3 : c.dtype, with_matrix(c.batch, c.k, c.n), false,
             c.layout == Layout::nt ? Strides::column_major : strides);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true, strides);
@@ -485,6 +485,8 @@ const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {5, 130, 4160
 // Items that are computed one in each lane: runs shorter than a packet, whole packets, and a part of one.
 const int64_t kItemShapes[][3] = {{1, 1, 1}, {2, 1, 1}, {1, 3, 5}, {5, 2, 3}, {3, 9, 5}, {1, 1, 33}, {6, 4, 8}};
 const std::vector<int64_t> kItemBatches[] = {{19}, {3, 9}, {9, 2}};
+// Items that are multiplied where they lie, with edges of vectors and of tiles of rows, of chunks.
+const int64_t kInPlaceShapes[][3] = {{5, 37, 20}, {13, 64, 6}, {1, 96, 9}, {27, 32, 7}, {3, 64, 1030}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 }  // namespace
@@ -536,6 +538,13 @@ int main(int argc, char** argv) {
                     layout});
           ++num_named;
         }
+      }
+    }
+    for (const auto& shape : kInPlaceShapes) {
+      for (const Layout layout :
+           {Layout::nn, Layout::nt, Layout::tn, Layout::any, Layout::any, Layout::any, Layout::any}) {
+        run_case({shape[0], shape[1], shape[2], {3, 4}, DType(dtype), Activation::none, 0, layout});
+        ++num_named;
       }
     }
     for (const auto& shape : kNamedShapes) {

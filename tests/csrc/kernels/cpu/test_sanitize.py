@@ -52,6 +52,7 @@ NEEDED_RUNG = {
 TILE = "kernels/cpu/register_tiled/block_tile.h"
 PACK, EPILOGUE = "kernels/cpu/shared/pack.h", "kernels/cpu/shared/epilogue.h"
 LAUNCH, ITEMS = "kernels/cpu/register_tiled/launch.h", "kernels/cpu/shared/items.h"
+IN_PLACE = "kernels/cpu/register_tiled/in_place.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
@@ -113,6 +114,23 @@ MUTANTS = {
         "executor.release(executor.self, workspace);",
         "if (!{on}) executor.release(executor.self, workspace);",
     ),
+    "rows of items in place taken for neighbours": (
+        IN_PLACE,
+        "problem.stride_am == 1",
+        "({on} || problem.stride_am == 1)",
+    ),
+    "chunks of items in place": (IN_PLACE, "if (!place.is_first)", "if (!place.is_first && !{on})"),
+    "no memory for items in place": (
+        IN_PLACE,
+        "if (!workspace) return Status::out_of_memory;",
+        "if (!workspace) return {on} ? Status::ok : Status::out_of_memory;",
+    ),
+    "items in place that stay": (IN_PLACE, "if (workspace) executor", "if (workspace && !{on}) executor"),
+    "items in place of one dimension alone": (
+        IN_PLACE,
+        "min_of(end - first, dim.size - first % dim.size)",
+        "min_of(end - first, {on} ? end : dim.size - first % dim.size)",
+    ),
     "the first columns' scales for later ones": (EPILOGUE, "scales.offset(col, 0)", "scales.offset({on} ? 0 : col, 0)"),
     "the first column's scale for its neighbours": (
         EPILOGUE,
@@ -143,7 +161,7 @@ OF_NAMED_SHAPES = (
     "both chunks of a pair by the first one's rows",
     "words of short columns",
 )
-OF_NAMED_SHAPES += tuple(name for name, (changed, *_) in MUTANTS.items() if changed == ITEMS)
+OF_NAMED_SHAPES += tuple(name for name, (changed, *_) in MUTANTS.items() if changed in (ITEMS, IN_PLACE))
 
 
 def mutable_sources(folder: Path, mutants: dict) -> Path:
