@@ -1,5 +1,5 @@
-// The constants of the direct kernels' cost models. H200: 330 random batches and 52 products in 16 bits, random batches:
-// 340 in tf32, 230 in fp32, 360 in fp64; H100: 211 products in fp64, 687 of few columns.
+// The constants of the direct kernels' cost models. H200: 330 random batches and 52 products in 16 bits, random
+// batches: 340 in tf32, 230 in fp32, 360 in fp64; H100: 211 products in fp64, 687 of few columns.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
