@@ -40,12 +40,12 @@ inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncBatchCosts[] = {
       1.888e-6}}};
 
 struct MmaAsyncF64Costs {
-  Mma64Time alone[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.225, 0.153, 0.132, 0.101, 0.065, 0.052, 0.052, 0.132};
-  Mma64Time busy[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.133, 0.153, 0.075, 0.076, 0.052, 0.043, 0.052, 0.07};
+  Mma64Time alone[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.225, 0.153, 0.132, 0.101, 0.065, 0.052, 0.052, 0.15};
+  Mma64Time busy[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.133, 0.153, 0.075, 0.076, 0.052, 0.043, 0.052, 0.08};
   MemoryRate rate = 3.25e6, cached = 12.1e6, added = 2e6;  // of the second-level cache; of the kernel that adds chunks
   Fixed narrow[kNumMmaAsyncShapes64] = {1.11, 1.10, 1.07, 1.18, 1.18, 1.45, 1.23, 1.45, 1.45, 1.18};
   Fixed start[kNumMmaAsyncShapes64] = {7.1, 5.8, 7.4, 5.3, 6.0,
-                                       6.0, 5.1, 4.7, 4.7, 5.5};  // with code that is in no cache
+                                       6.0, 5.1, 4.7, 4.7, 6};  // with code that is in no cache
   Fixed round[kNumMmaAsyncShapes64] = {1.6, 2.2, 0.0, 1.7, 0.5, 1.2, 1.2, 1.3, 1.3, 0.5};
   Fixed element = 3.5e-4, visit = 1e-4, visit_in_c = 4.5e-4;  // of C; when a chunk is added to a total; to one in C
   Fixed total = 1.05;                                         // how many times longer with a total in registers

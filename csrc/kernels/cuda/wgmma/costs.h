@@ -18,9 +18,8 @@ struct WgmmaCosts {                                  // in 16 bits
   // Nanoseconds of the copy of a row of 128 bytes, and for each block that copies, by alignment; more for small tiles.
   Fixed row_16 = 1.36, row_16_of_block = 0.0078, row_32 = 0.95, row_32_of_block = 0.008;
   Fixed row_64 = 0.91, row_64_of_block = 0.0045, small_rows = 1.07;
-  Fixed shared = 250e3, drawn = 70e3;  // bytes per us of shared memory; that a block draws
-  // Of a cluster, and of each doubling of it (75 random products of short k).
-  Fixed cluster = 0.15, cluster_m = 0.2, cluster_n = 0.08;
+  Fixed shared = 250e3, drawn = 70e3;                     // bytes per us of shared memory; that a block draws
+  Fixed cluster = 0.6, cluster_m = 0.8, cluster_n = 0.3;  // of a cluster, and of each doubling of it
   Fixed strip_cluster = 0.1, strip_rows = 0.06;  // share of that in strips; how a tile's rows slow memory there
   Fixed few_128 = 0.035, few = 0.09;             // how they do with few rows of C, by alignment
   Fixed shared_tile = 2.3, split = 2.5, split_cluster = 0.03;  // sums in a cluster, by a kernel; its clusters' gain
