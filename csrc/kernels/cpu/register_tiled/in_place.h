@@ -1,6 +1,6 @@
-// The path of rung 04 for batches of small items that consist of words: A is read where it lies, B too or, contiguous
-// along k, from one strip of all its columns, and sums go from registers to C. So an item costs little more than its
-// multiply-adds. Included once per instruction set by <isa>.cpp.
+// The path of rung 04 for small items that consist of words, of a batch or a single one: A is read where it lies, B too
+// or, contiguous along k, from one strip of all its columns, and sums go from registers to C. So an item costs little
+// more than its multiply-adds. Included once per instruction set by <isa>.cpp.
 #pragma once
 
 #include <array>
@@ -158,7 +158,8 @@ template <class Op, bool ARE_NEIGHBOURS>
 void run_items_in_place(const GemmProblem& problem, const InPlaceTile& tile, int64_t first, int64_t end,
                         typename Op::Word* packed_b) {
   using Word = typename Op::Word;
-  const BatchDim dim = problem.batch_dims[problem.num_batch_dims - 1];
+  const int dims = problem.num_batch_dims;
+  const BatchDim dim = dims > 0 ? problem.batch_dims[dims - 1] : BatchDim{1, 0, 0, 0, 0};
   const int64_t strip = round_up(problem.n, Config<Op>::kLanes);
   const InPlaceItem<Op, ARE_NEIGHBOURS> product{problem, tile, tile.packs_b ? strip : problem.stride_bk};
   while (first < end) {

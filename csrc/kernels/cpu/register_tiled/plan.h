@@ -59,7 +59,7 @@ enum class CpuPath : int32_t {
   short_k,      // k of a few words, B contiguous along n: C is written row by row
   long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
   items,        // a batch of small items, one in each lane of vectors (items.h)
-  in_place,     // a batch of items that are multiplied where they lie (in_place.h)
+  in_place,     // small items, of a batch or a single one, that are multiplied where they lie (in_place.h)
 };
 // What of B dot_rows fetches while it multiplies a vector of columns.
 enum class CpuFetch : int32_t {
@@ -210,19 +210,19 @@ inline int64_t max_stream_rows(Isa isa, Cores cores, const CpuKernelShape& shape
   return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
 }
 
-// Whether the items of a batch are multiplied where they lie: words, of which vectors are whole or masked, of items
-// that are small, or of few rows by a B of short rows. A high and narrow C is better computed as C^T, and one of a
-// short k row by row. A B along k is packed, which few rows do not repay.
-[[maybe_unused]] bool lies_in_place(const GemmProblem& p, int64_t batch, const CpuKernelShape& shape) {
+// Whether items are multiplied where they lie: words, of which vectors are whole or masked, of items that are small, or
+// of few rows by a B of short rows. A high and narrow C is better computed as C^T, and one of a short k row by row. A B
+// along k is packed, which few rows do not repay.
+[[maybe_unused]] bool lies_in_place(const GemmProblem& p, const CpuKernelShape& shape) {
   const int64_t lanes = shape.thread_n / 2, bytes_c = p.m * p.n * shape.acc_bytes;
   const bool packs_b = p.stride_bn != 1;
   const bool has_words = shape.is_of_words && shape.k_per_word == 1 && mix_of(p) == Mix::none;
   const bool has_vectors = lanes * shape.acc_bytes == 64 || p.n % lanes == 0;
   const bool is_in_order = (!packs_b || p.stride_bk == 1) && p.stride_cn == 1 && (p.stride_ak == 1 || p.stride_am == 1);
-  const bool is_small = p.k <= kChunkWords && p.k * p.n * shape.acc_bytes <= kInPlaceBytes &&
-                        p.m <= kInPlaceWords / (p.n * max_of(1, p.k));
+  const bool is_small =
+      p.k <= kChunkWords && p.k * p.n * shape.acc_bytes <= kInPlaceBytes && p.m <= kInPlaceWords / max_of(1, p.n * p.k);
   const bool is_streamed = !packs_b && p.m <= kFewRows && p.n * shape.acc_bytes <= kStreamedRowBytes;
-  return batch > 1 && has_words && has_vectors && is_in_order && is_plain(p) && p.scaling == Scaling::none &&
+  return has_words && has_vectors && is_in_order && is_plain(p) && p.scaling == Scaling::none &&
          (is_streamed || is_small) && p.m <= (packs_b ? 24 : 8) * p.n &&
          (p.k > kMaxShortWords || bytes_c < kShortItemBytes) &&
          (!packs_b || p.m >= kMaxDotRows || (p.m > 1 && p.n * p.k <= kFewPackedWords));
@@ -277,7 +277,7 @@ struct CpuConfigChoice {
 
   CpuConfig choose() {
     const bool may_be_items = batch > 1 && k >= 1 && k <= kChunk && kShape.k_per_word == 1;
-    const bool is_item_in_place = lies_in_place(problem, batch, kShape) && choose_in_place();
+    const bool is_item_in_place = lies_in_place(problem, kShape) && choose_in_place();
     if (may_be_items && mix_of(problem) == Mix::none && choose_items(is_item_in_place)) return config;
     if (is_item_in_place) return config;
     config.num_threads = threads;
@@ -538,7 +538,7 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip, bool is_
     plan.is_exchanged = exchanges;
     plan.config = CpuConfigChoice<ISA, DTYPE>{exchanges ? transposed(p) : p, problem.batch_size, chip}.choose();
   };
-  choose(is_exchanged && !lies_in_place(p, problem.batch_size, shape));
+  choose(is_exchanged && !lies_in_place(p, shape));
   const bool is_by_items = plan.config.path == CpuPath::in_place || plan.config.path == CpuPath::items;
   if (is_exchanged != plan.is_exchanged && !is_by_items) choose(is_exchanged);
   if (plan.config.path == CpuPath::items) plan.is_exchanged = p.m > p.n;  // a micro-tile is wider than high
