@@ -273,6 +273,17 @@ def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
         host_gpu.matmul(a, b, algorithm=f"{algorithm}:{len(plans)}")
 
 
+def test_no_plan_of_fp32_turns_a_zero_around():
+    """Products that underflow are -0, and so are sums of them, in chunks, in parts of tiles or in one chain."""
+    batch, n, k = 2, 72, 520
+    for m in (3, 70):
+        a, b = torch.full((batch, m, k), -1e-30), torch.full((batch, k, n), 1e-30)
+        plans = explain(m, n, k, "fp32", layout="NN", device="host:host", batch=batch, plans_of="simt_pipelined")
+        for plan in plans.candidates[:: len(plans.candidates) // 6 | 1]:
+            out, _ = host_gpu.matmul(a, b, algorithm=plan.algorithm)
+            assert not out.any() and torch.signbit(out).all(), plan
+
+
 def odd_operand(rng, batch, rows, cols, dtype):
     """Random numbers, as often as not transposed, with rows that are padded and that begin anywhere."""
     is_transposed, pad, start = rng.random() < 0.5, rng.choice((0, 0, 1, 3, 8)), rng.choice((0, 0, 1, 5))

@@ -66,13 +66,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   if (config.path == CpuPath::items) return fields.add("task_items", config.items.task_groups * shape.thread_n / 2);
   if (config.path == CpuPath::in_place) {
     fields.add_tile("thread", config.in_place.rows, config.in_place.vectors * shape.thread_n / 2);
-    return fields.add("task_items", config.in_place.task_items);
+    fields.add("task_items", config.in_place.task_items);
+  } else {
+    fields.add_tile("thread", config.thread_m, shape.thread_n);
+    fields.add_tile("block", config.block_m, config.block_n);
+    fields.add("block_k", kChunkWords * shape.k_per_word);
+    fields.add_tile("tasks", config.tasks_m, config.tasks_n);
+    fields.add_split_k(config.split_k, "all threads");
   }
-  fields.add_tile("thread", config.thread_m, shape.thread_n);
-  fields.add_tile("block", config.block_m, config.block_n);
-  fields.add("block_k", kChunkWords * shape.k_per_word);
-  fields.add_tile("tasks", config.tasks_m, config.tasks_n);
-  fields.add_split_k(config.split_k, "all threads");
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
 

@@ -39,6 +39,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers},
     // As the one before, for one row of tiles that have a multiprocessor each: half as many bytes again on their way.
     {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers},
+    // Few columns.
     {64, 32, 16, 2, 2, 4, 3, ChunkTotal::in_registers},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {

@@ -29,11 +29,11 @@ add_split_tiles(FoldedProblem problem, SplitTiles tiles) {
     const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n + tile_col;
     if (idx >= area || row >= gemm.m || col >= gemm.n) continue;
     const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area + idx;
-    float total = 0;
+    float total = -0.0f;  // changes nothing, as what is behind the last chunk
     for (int left = tiles.num_chunks; left > 0; left -= kAhead) {
       float sums[kAhead];
       TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-        sums[i] = i < left ? load_global(from) : 0;
+        sums[i] = i < left ? load_global(from) : -0.0f;
         from += area;
       }
       TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) total += sums[i];

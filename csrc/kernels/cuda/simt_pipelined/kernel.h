@@ -254,7 +254,8 @@ TILEDMM_DEVICE void fold_chunk(bool is_first, SimtTotals<Config>& totals, Accumu
   using Totals = SimtTotals<Config>;
   TILEDMM_UNROLL for (int v = 0; v < Totals::kVectors; ++v) {
     auto* to = &totals.vectors[v][thread_idx()];
-    FloatVector<Totals::kWidth> sums = {};
+    FloatVector<Totals::kWidth> sums;
+    TILEDMM_UNROLL for (int e = 0; e < Totals::kWidth; ++e) sums.elements[e] = -0.0f;  // changes nothing
     if (!is_first) sums = load_shared(to);
     TILEDMM_UNROLL for (int e = 0; e < Totals::kWidth; ++e) {
       const int idx = v * Totals::kWidth + e;
