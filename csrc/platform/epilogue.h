@@ -48,7 +48,8 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
   const auto add_offsets = [&](int32_t d) {
     const BatchDim& dim = problem.batch_dims[d];
     int64_t idx = batch_idx;
-    // The first dimension has what is left: most batches have no other, and divide by nothing.
+    // The first dimension has what is left: most batches have no other, and divide by nothing. Longer code divides for
+    // each: that takes fewer registers.
     if (!IS_SHORT || d > 0) {
       batch_idx /= dim.size;
       idx -= batch_idx * dim.size;

@@ -340,12 +340,11 @@ struct CpuConfigChoice {
     constexpr double kPackItemCost = 8;     // of a packed vector of words
     constexpr int64_t kPackItemWords = 16;  // and what packing takes at least, in such vectors
     if (threads > 1 && batch < 4 * threads && batch % threads != 0) return false;
-    const int64_t tasks = threads == 1 ? 1 : max_of(threads, min_of(kTurns * threads, int64_t(work / kMinTask)));
     config.path = CpuPath::in_place;
     config.in_place = tile_in_place(ISA, m, n, k, kThreadN / 2);
     config.in_place.packs_b = !is_b_n_major;
     if (!is_b_n_major) config.in_place.cost += kPackItemCost * double(ceil_div(n, kThreadN / 2) * k + kPackItemWords);
-    config.in_place.task_items = ceil_div(batch, tasks);
+    config.in_place.task_items = ceil_div(batch, tasks_for(work, threads));
     return true;
   }
 

@@ -60,9 +60,7 @@ struct ItemsPlan {
 [[maybe_unused]] void share_groups(ItemsPlan& plan, int64_t vector_bytes, int64_t num_threads, double wake) {
   constexpr double kTaskBytes = 2e6;  // of vectors that are multiplied: half of it repays waking a thread
   const double work = plan.cost * double(vector_bytes) / kTaskBytes;
-  const int64_t threads = threads_for(work, num_threads, wake);
-  const int64_t tasks = threads == 1 ? 1 : max_of(threads, min_of(kTurns * threads, int64_t(work / kMinTask)));
-  plan.task_groups = ceil_div(plan.num_groups, tasks);
+  plan.task_groups = ceil_div(plan.num_groups, tasks_for(work, threads_for(work, num_threads, wake)));
 }
 
 }  // namespace

@@ -17,6 +17,11 @@ inline int64_t threads_for(double work, int64_t num_threads, double wake) {
 inline constexpr double kMinTask = 0.5;  // of a unit of work: what is worth a task of its own
 inline constexpr int64_t kTurns = 8;     // tasks of each thread, at most
 
+// Tasks alike that share out such work of many items: each thread has one at least, and none is too short.
+inline int64_t tasks_for(double work, int64_t threads) {
+  return threads == 1 ? 1 : max_of(threads, min_of(kTurns * threads, int64_t(work / kMinTask)));
+}
+
 // The time of so many tasks alike, in tasks of a mean thread; `wait` of them at the end for the slowest one. Where
 // cores are shared with others, it takes two to four times as long as the fastest (docs/worklog/cpu.md).
 inline double turns_of(double num_tasks, int64_t num_threads, double wait) {

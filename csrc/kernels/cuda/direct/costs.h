@@ -27,7 +27,7 @@ struct DirectCosts {
   Fixed few_overlap = 0.518;
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {{90, {}}};
-// Of batches.
+// Batches have constants of their own.
 inline constexpr CostRow<DirectCosts> kDirectMmaBatchCosts[] = {
     {90, {1.404,  1.105,  1.251, 2.71,  1.757, 0.3,   63.26, 1.398,   3.586, 3.58e6, {4.523, 4.671, 4.656, 4.657},
           0.4674, 0.8545, 35.99, 3.919, 1.523, 26.44, 5.368, 3.183e6, 0.518}}};
@@ -40,7 +40,7 @@ inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
     {90, {1.836,  1.796,  4.178, 1.766, 1,      0.3119, 44.55, 1.836,   3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
           0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152}}};
-// Of batches.
+// Batches have constants of their own.
 inline constexpr CostRow<DirectCosts> kDirectF64BatchCosts[] = {
     {90, {2.462,  2.082,  4.323, 1.339, 1,      0.2546, 62.46, 1.995,   3.471, 2.685e6, {3.994, 3.645, 4.699, 4.465},
           0.5768, 0.2715, 39.53, 4.359, 0.7865, 15.31,  4.319, 3.303e6, 0.2267}}};

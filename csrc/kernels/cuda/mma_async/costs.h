@@ -21,7 +21,7 @@ struct MmaAsyncCosts {  // in 16 bits and tf32
   Fixed stored = 3e-6;                // of each element of C then
 };
 inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncCosts[] = {{90, {}}};
-// Of batches.
+// Batches have constants of their own.
 inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncBatchCosts[] = {
     // H200, 670 random batches
     {90,
@@ -55,7 +55,7 @@ struct MmaAsyncF64Costs {
   Fixed across = 1.3;  // how many times longer an element takes where rows of C are stored across (H100, 16 batches)
 };
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
-// Of batches.
+// Batches have constants of their own.
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {
     // H200, 360 random batches
     {90,

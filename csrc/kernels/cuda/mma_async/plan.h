@@ -57,6 +57,7 @@ static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsync
 inline constexpr Instance kMmaAsyncInstances[] = {
     {DType::f64, 0, 1}, {DType::f64, 1, 3}, {DType::f64, 3, 5},        {DType::f64, 5, 10},     {DType::bf16, 0, 3},
     {DType::f16, 0, 3}, {DType::f32, 0, 4}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
+
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16 - (dtype != DType::f32);
 }

@@ -92,7 +92,7 @@ struct Config {
   // last one of an odd number comes alone. Larger ones lose more by stages that are freed later.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
-  // From stage to stage. Where blocks share a multiprocessor and all of k is one k tile, so is a stage.
+  // The distance between two stages. Where blocks share a multiprocessor and k is one k tile, a stage holds one, too.
   static constexpr int stage_bytes(int num_k_tiles) {
     return kMostBlocks > 1 && num_k_tiles == 1 ? kTileBytes : kStageBytes;
   }
