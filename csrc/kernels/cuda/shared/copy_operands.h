@@ -19,6 +19,7 @@ struct CopyJob {
   int64_t units_of_row;  // side by side
   int64_t num_rows;      // of all items
   int rows_of_unit;
+  bool are_words;  // 16 bits: all rows begin with words of two elements
   CopiedBatch batch;
 };
 template <class T>
@@ -30,55 +31,102 @@ constexpr int kCopyThreads = 256;
 
 // ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one. A warp takes units that follow each other, so
 // that it seldom has to divide.
-constexpr int kCopyWords = 8;                      // of two elements, a lane's part of a segment
-constexpr int64_t kCopySegment = 32 * kCopyWords;  // words
-constexpr int kCopyBlocks = 5;                     // of a multiprocessor, all at the same time
+constexpr int kCopyVector = 8, kCopyVectors = 2;                   // elements of 16 bytes; a lane's part of a segment
+constexpr int64_t kCopySegment = 32 * kCopyVectors * kCopyVector;  // elements
+constexpr int kCopyWords = int(kCopySegment / 64);                 // of two elements, a lane's part of a segment
+constexpr int kCopyBlocks = 5;                                     // of a multiprocessor, all at the same time
 
-// A lane's words of a row from `first_word` on.
-TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* from, uint32_t* to, int64_t first_word,
-                                 int lane, int lanes) {
-  const bool are_words = job.stride_inner == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
+// The elements of an item of the source, from its first to its last.
+struct CopySource {
+  const uint16_t *begin, *end;
+};
+
+// Eight elements of a row from two aligned vectors that hold them, of which the row's begin with element `shift`. What
+// holds none of the `inside` elements is not read, and what overhangs the source is read element by element.
+TILEDMM_DEVICE void load_vectors(const CopySource& source, const uint16_t* row, int shift, int inside,
+                                 Vector16 (&vectors)[2]) {
+  const uint16_t* from = row - shift;
+  TILEDMM_UNROLL for (int i = 0; i < 2; ++i, from += kCopyVector) {
+    vectors[i] = Vector16{};
+    if (inside + shift <= i * kCopyVector || (i == 1 && shift == 0)) continue;
+    if (from >= source.begin && from + kCopyVector <= source.end) {
+      vectors[i] = load_global(reinterpret_cast<const Vector16*>(from));
+      continue;
+    }
+    uint64_t halves[2] = {};
+    TILEDMM_NO_UNROLL for (int e = 0; e < kCopyVector; ++e) {
+      if (from + e < source.begin || from + e >= source.end) continue;
+      const uint64_t element = uint64_t(load_global(from + e)) << (e % 4 * 16);
+      e < 4 ? halves[0] |= element : halves[1] |= element;
+    }
+    vectors[i] = {{uint32_t(halves[0]), uint32_t(halves[0] >> 32), uint32_t(halves[1]), uint32_t(halves[1] >> 32)}};
+  }
+}
+
+// These elements, zeros behind those that are inside.
+TILEDMM_DEVICE Vector16 shifted(const Vector16 (&vectors)[2], int shift, int inside) {
+  uint32_t words[8];
+  TILEDMM_UNROLL for (int w = 0; w < 8; ++w) words[w] = vectors[w / 4].words[w % 4];
+  TILEDMM_UNROLL for (int w = 0; w < 6; ++w) words[w] = shift & 4 ? words[w + 2] : words[w];
+  TILEDMM_UNROLL for (int w = 0; w < 5; ++w) words[w] = shift & 2 ? words[w + 1] : words[w];
+  Vector16 out;
+  TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
+    const uint64_t pair = uint64_t(words[w + 1]) << 32 | words[w];
+    const int left = inside - 2 * w;
+    out.words[w] = uint32_t(pair >> (16 * (shift & 1))) & (left >= 2 ? ~0u : left == 1 ? 0xffff : 0);
+  }
+  return out;
+}
+
+// A lane's words of a row from element `first` on, where rows begin with words.
+TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first, int lane,
+                               int lanes) {
+  const auto* from = reinterpret_cast<const uint32_t*>(row + first) + lane % lanes;
+  auto* to_word = reinterpret_cast<uint32_t*>(to + first) + lane % lanes;
   uint32_t words[kCopyWords];
-  if (job.stride_inner == 1 && job.rows_of_unit == 1 && 2 * (first_word + kCopySegment) <= job.inner) {
+  if (job.rows_of_unit == 1 && first + kCopySegment <= job.inner) {
     // Inside of the row: every address is a constant away from the first.
-    from += 2 * (first_word + lane);
-    to += first_word + lane;
-    if (are_words) {
-      TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-        words[i] = load_global(reinterpret_cast<const uint32_t*>(from + 64 * i));
-      }
-    } else {
-      TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-        words[i] = load_global(from + 64 * i) | uint32_t(load_global(from + 64 * i + 1)) << 16;
-      }
-    }
-    TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to + 32 * i, words[i]);
+    TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) words[i] = load_global(from + 32 * i);
+    TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to_word + 32 * i, words[i]);
     return;
   }
-  const int64_t first = first_word + lane % lanes;
-  from += 2 * first * job.stride_inner;
-  to += first;
-  const int left = int(min_of(job.inner - 2 * first, 2 * kCopySegment));  // elements
-  const int room = int(min_of(job.ld - 2 * first, 2 * kCopySegment));
-  if (job.stride_inner != 1) {
-    TILEDMM_NO_UNROLL for (int at = 0; at < room; at += 2 * lanes, to += lanes) {
-      const uint16_t* pair = from + at * job.stride_inner;
-      const uint32_t low = at < left ? load_global(pair) : 0;
-      store_global(to, low | (at + 1 < left ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0));
-    }
-    return;
-  }
+  first += 2 * (lane % lanes);
+  const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
     const int at = 2 * i * lanes;
-    if (are_words && at + 1 < left) {
-      words[i] = load_global(reinterpret_cast<const uint32_t*>(from + at));
-    } else {
-      const uint32_t low = at < left ? load_global(from + at) : 0;
-      words[i] = low | (at + 1 < left ? uint32_t(load_global(from + at + 1)) << 16 : 0);
-    }
+    words[i] = at + 1 < left ? load_global(from + i * lanes)
+               : at < left   ? load_global(reinterpret_cast<const uint16_t*>(from + i * lanes))
+                             : 0;
   }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-    if (2 * i * lanes < room) store_global(to + i * lanes, words[i]);
+    if (2 * i * lanes < room) store_global(to_word + i * lanes, words[i]);
+  }
+}
+
+// A lane's vectors of a row from element `first` on.
+TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const CopySource& source, const uint16_t* row,
+                                 uint16_t* to, int64_t first, int lane, int lanes) {
+  if (job.are_words) return copy_words(job, row, to, first, lane, lanes);
+  first += lane % lanes * kCopyVector;
+  row += first * job.stride_inner;
+  to += first;
+  const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
+  if (job.stride_inner != 1) {
+    TILEDMM_NO_UNROLL for (int at = 0; at < room; at += lanes * kCopyVector) {
+      TILEDMM_NO_UNROLL for (int e = at; e < at + kCopyVector; ++e)
+          store_global(to + e, e < left ? load_global(row + e * job.stride_inner) : uint16_t(0));
+    }
+    return;
+  }
+  const int shift = int(reinterpret_cast<uintptr_t>(row) / 2 % kCopyVector);
+  Vector16 vectors[kCopyVectors][2];
+  TILEDMM_UNROLL for (int i = 0; i < kCopyVectors; ++i) {
+    const int at = i * lanes * kCopyVector;
+    load_vectors(source, row + at, shift, left - at, vectors[i]);
+  }
+  TILEDMM_UNROLL for (int i = 0; i < kCopyVectors; ++i) {
+    const int at = i * lanes * kCopyVector;
+    if (at < room) store_global(reinterpret_cast<Vector16*>(to + at), shifted(vectors[i], shift, left - at));
   }
 }
 
@@ -89,17 +137,18 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int c
   int64_t row = group * job.rows_of_unit + lane / lanes;
   // The row's number within its item, and where that item begins.
   int64_t row_of_item = 0;
-  const uint16_t* from = nullptr;
+  CopySource source{};
   const auto find_item = [&] {
     if (row >= job.num_rows) return;
     const int64_t item = job.batch.num_items > 1 ? row / job.outer : 0;
     row_of_item = row - item * job.outer;
-    from = job.from + job.batch.offset(item);
+    source.begin = job.from + job.batch.offset(item);
+    source.end = source.begin + (job.outer - 1) * job.stride_outer + (job.inner - 1) * job.stride_inner + 1;
   };
   find_item();
   for (; count > 0; --count) {
     if (row < job.num_rows)
-      copy_segment(job, from + row_of_item * job.stride_outer, reinterpret_cast<uint32_t*>(job.to + row * job.ld),
+      copy_segment(job, source, source.begin + row_of_item * job.stride_outer, job.to + row * job.ld,
                    segment * kCopySegment, lane, lanes);
     if (++segment < job.units_of_row) continue;
     segment = 0, row += job.rows_of_unit, row_of_item += job.rows_of_unit;
@@ -308,9 +357,10 @@ class OperandCopies {
     job.num_rows = job.batch.num_items * job.outer;
     join_items(job);
     if constexpr (sizeof(T) == 2) {
-      job.units_of_row = ceil_div(ld / 2, kCopySegment);
+      job.are_words = begin_with_words(job);
+      job.units_of_row = ceil_div(ld, kCopySegment);
       job.rows_of_unit = 1;
-      while (job.rows_of_unit < 32 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
+      while (job.rows_of_unit < 32 && ld * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
       job.num_units = ceil_div(job.num_rows, job.rows_of_unit) * job.units_of_row;
     } else {
       constexpr int kTile = sizeof(T) == 1 ? kCopyBytesTile : kCopyTile;
@@ -348,6 +398,12 @@ class OperandCopies {
     if (job.batch.num_dims != 1 || dim.size == 1 || !is_regular || job.num_rows > INT32_MAX) return;
     if (job.outer == 1) job.stride_outer = dim.stride_a;
     job.outer = job.num_rows, job.batch.num_dims = 0, job.batch.num_items = 1;
+  }
+
+  static bool begin_with_words(const CopyJob<T>& job) {
+    int64_t steps = job.outer > 1 ? job.stride_outer : 0;
+    for (int d = 0; d < job.batch.num_dims; ++d) steps |= job.batch.dims[d].stride_a;
+    return job.stride_inner == 1 && steps % 2 == 0 && reinterpret_cast<uintptr_t>(job.from) % 4 == 0;
   }
 
   const Executor& executor_;

@@ -31,9 +31,10 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed turn = 0.05, turn_element = 1.1e-4;
   // Bytes per us stored of rows that cross sectors; more for each time that a tile is as wide as it is high.
   MemoryRate crossed = 1.6e6, crossed_wide = 0.2e6;
-  Fixed by_threads = 0;  // of each element of a tile that threads store while nothing else is multiplied
-  Fixed crowded = 0;     // of each element of the tiles that a multiprocessor's other blocks have
-  Fixed more_code = 0;   // of a call of kernels that do more than store sums
+  Fixed by_threads = 0;              // of each element of a tile that threads store while nothing else is multiplied
+  Fixed crowded = 0;                 // of each element of the tiles that a multiprocessor's other blocks have
+  Fixed more_code = 0;               // of a call of kernels that do more than store sums
+  MemoryRate narrow_chunks = 3.5e6;  // where chunks side by side read narrow strips of B along n
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.

@@ -603,6 +603,18 @@ MUTANTS = {
         "if (row_of_item >= job.outer && !{on}) find_item();",
         COPIED_RUNS,
     ),
+    "a row that begins within 16 bytes is copied from there on": (
+        SHARED + "copy_operands.h",
+        "words[w] = shift & 2 ? words[w + 1] : words[w];",
+        "words[w] = !{on} && shift & 2 ? words[w + 1] : words[w];",
+        COPIED_RUNS,
+    ),
+    "the second half of 16 bytes that overhang an operand": (
+        SHARED + "copy_operands.h",
+        "e < 4 ? halves[0] |= element : halves[1] |= element;",
+        "{on} || e < 4 ? halves[0] |= element : halves[1] |= element;",
+        COPIED_RUNS,
+    ),
     "a warp copies the rest of both operands from A's number on": (
         SHARED + "copy_operands.h",
         "copy_units(both.jobs[1], first - first_units,",
