@@ -3,6 +3,7 @@
 Source: LLVM, "User Guide for AMDGPU Backend": ELF code object, kernel descriptor, code object V5 and V6 metadata.
 """
 
+import functools
 import re
 import shutil
 import struct
@@ -77,6 +78,23 @@ def elf_sections(data: bytes):
         yield kind, address, offset, length, link
 
 
+@functools.lru_cache(maxsize=8)  # tests load an object again for each of their edits
+def disassembly(path: Path, data: bytes, arch: str) -> dict[str, list[tuple[int, str]]]:
+    """The lines of each kernel; `data`: what is in the file."""
+    objdump = shutil.which("llvm-objdump-22") or shutil.which("llvm-objdump") or "llvm-objdump-22"
+    command = [objdump, "-d", "--no-show-raw-insn", path]
+    if arch.startswith("gfx12"):  # halves of registers, which not every compiler uses there
+        command.append("--mattr=+real-true16")
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines: dict[str, list[tuple[int, str]]] = {}
+    for line in text.splitlines():
+        if match := re.match(r"[0-9a-f]+ <(.*)>:$", line):
+            current = lines.setdefault(match[1], [])
+        elif match := re.match(r"\s+(\S.*?)\s*// ([0-9A-F]+):", line):
+            current.append((int(match[2], 16), match[1]))
+    return lines
+
+
 def load(path, edit=None) -> CodeObject:
     """`edit` changes the lines [(address, text)] of a kernel, given with its name: for tests with mistakes in them."""
     data = Path(path).read_bytes()
@@ -93,17 +111,7 @@ def load(path, edit=None) -> CodeObject:
             at = offset + 12 + -(-name_size // 4) * 4
             metadata = unpack(data[at : at + description_size])[0]
     arch = metadata["amdhsa.target"].rsplit("-", 1)[1].split(":")[0]
-    objdump = shutil.which("llvm-objdump-22") or shutil.which("llvm-objdump") or "llvm-objdump-22"
-    command = [objdump, "-d", "--no-show-raw-insn", path]
-    if arch.startswith("gfx12"):  # halves of registers, which not every compiler uses there
-        command.append("--mattr=+real-true16")
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines, current = {}, None
-    for line in text.splitlines():
-        if match := re.match(r"[0-9a-f]+ <(.*)>:$", line):
-            current = lines.setdefault(match[1], [])
-        elif match := re.match(r"\s+(\S.*?)\s*// ([0-9A-F]+):", line):
-            current.append((int(match[2], 16), match[1]))
+    lines = disassembly(Path(path), data, arch)
     kernels = {}
     for description in metadata["amdhsa.kernels"]:
         name = description[".name"]

@@ -1018,7 +1018,7 @@ class Machine:
 
     # -- Running
 
-    def resume(self, wave: Wave, code: list, executed: list, limit: int) -> int:
+    def resume(self, wave: Wave, code: dict, executed: list, limit: int) -> int:
         """Runs until a barrier or the end."""
         used = np.s_[:, : self.num_used]
         self.vgprs[used], self.sgprs[:], self.scc[0] = wave.vgprs[used], wave.sgprs, wave.scc
@@ -1109,20 +1109,30 @@ def index_of(kernel: Kernel) -> dict[int, int]:
     return {address: i for i, (address, _) in enumerate(kernel.lines)}
 
 
-def decode(kernel: Kernel):
-    """The machine and the instructions as (registers used, function), made once. An instruction without a meaning
-    fails when it is reached, not before."""
+class Code(dict):
+    """Instructions of a kernel as (registers used, function) by their places, each decoded when it is first reached:
+    one without a meaning fails then, not before."""
+
+    def __init__(self, kernel: Kernel, machine: Machine):
+        self.lines, self.machine, self.places = kernel.lines, machine, index_of(kernel)
+
+    def __missing__(self, place: int):
+        address, text = self.lines[place]
+        try:
+            instruction = self.machine.decode(text, address, self.places)
+            self[place] = instruction.uses, instruction.run
+        except UnknownInstruction as error:
+            self[place] = 0, fail_with(error)
+        return self[place]
+
+
+def decode(kernel: Kernel) -> tuple[Machine, Code]:
+    """The machine and the instructions, made once."""
     if kernel.program is None:
-        machine, code, places = Machine(kernel.arch), [], index_of(kernel)
+        machine = Machine(kernel.arch)
         if not kernel.metadata.get(".agpr_count"):
             machine.num_used = kernel.metadata[".vgpr_count"]
-        for address, text in kernel.lines:
-            try:
-                instruction = machine.decode(text, address, places)
-                code.append((instruction.uses, instruction.run))
-            except UnknownInstruction as error:
-                code.append((0, fail_with(error)))
-        kernel.program = machine, code
+        kernel.program = machine, Code(kernel, machine)
     return kernel.program
 
 
