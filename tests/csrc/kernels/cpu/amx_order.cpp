@@ -201,6 +201,7 @@ void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, i
 
 int main(int argc, char** argv) {
   const int64_t step = argc > 1 ? std::atoll(argv[1]) : 1;  // of the cases, every one of so many
+  const bool has_f16 = best_isa() >= Isa::amx_fp16 && argc <= 2;  // a second argument: of those of bf16
   if (best_isa() < Isa::amx) {
     std::printf("this machine has no AMX, or the system does not let a process use it\n");
     return 3;
@@ -218,7 +219,7 @@ int main(int argc, char** argv) {
   const int32_t algorithm = find_algorithm("amx");
   int64_t num_cases = 0, num_sets = 0;
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    if (dtype == DType::f16 && best_isa() < Isa::amx_fp16) continue;
+    if (dtype == DType::f16 && !has_f16) continue;
     const auto run_shape = [&](const int64_t (&shape)[3], bool are_items) {
       for (int layout = 0; layout < 8; ++layout) {
         if (num_sets++ % step) continue;

@@ -17,7 +17,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -500,62 +502,60 @@ int main(int argc, char** argv) {
     algorithms.erase(std::remove_if(algorithms.begin(), algorithms.end(), is_unnamed), algorithms.end());
   }
   for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
-  int64_t num_named = 0;
+  std::vector<Case> named;
   // B of 8 bits: few rows, more of them, chunks side by side.
   const int64_t shapes_of_8_bits[][3] = {{1, 300, 4099}, {2, 13, 4096},  {3, 70, 33},     {8, 40, 1030},
                                          {9, 33, 520},   {40, 70, 1100}, {131, 260, 521}, {5, 17, 0}};
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const auto& shape : shapes_of_8_bits) {
       for (const Layout layout : {Layout::any, Layout::nn, Layout::nt}) {
-        run_case({shape[0],
-                  shape[1],
-                  shape[2],
-                  {},
-                  dtype,
-                  Activation(random_int(0, 4)),
-                  int(random_int(0, 3)),
-                  layout,
-                  true});
-        ++num_named;
+        named.push_back({shape[0],
+                         shape[1],
+                         shape[2],
+                         {},
+                         dtype,
+                         Activation(random_int(0, 4)),
+                         int(random_int(0, 3)),
+                         layout,
+                         true});
       }
     }
   }
-  for (const auto& shape : kNtShapes) {
-    run_case({shape[0], shape[1], shape[2], {}, DType::f32, Activation::none, 0, Layout::nt});
-    ++num_named;
-  }
-  for (const auto& shape : kTileShapes) {
-    run_case({shape[0], shape[1], shape[2], {}, DType::bf16, Activation::none, 0, Layout::nn});
-    ++num_named;
-  }
+  for (const auto& shape : kNtShapes)
+    named.push_back({shape[0], shape[1], shape[2], {}, DType::f32, Activation::none, 0, Layout::nt});
+  for (const auto& shape : kTileShapes)
+    named.push_back({shape[0], shape[1], shape[2], {}, DType::bf16, Activation::none, 0, Layout::nn});
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (const auto& shape : kItemShapes) {
       for (const auto& batch : kItemBatches) {
         for (const Layout layout : {Layout::any, Layout::nn, Layout::nt}) {
           const bool is_plain = layout == Layout::nt;
-          run_case({shape[0], shape[1], shape[2], batch, DType(dtype),
-                    is_plain ? Activation::none : Activation(random_int(0, 4)), is_plain ? 0 : int(random_int(0, 3)),
-                    layout});
-          ++num_named;
+          named.push_back({shape[0], shape[1], shape[2], batch, DType(dtype),
+                           is_plain ? Activation::none : Activation(random_int(0, 4)),
+                           is_plain ? 0 : int(random_int(0, 3)), layout});
         }
       }
     }
     for (const auto& shape : kInPlaceShapes) {
       for (const Layout layout :
            {Layout::nn, Layout::nt, Layout::tn, Layout::any, Layout::any, Layout::any, Layout::any}) {
-        run_case({shape[0], shape[1], shape[2], {3, 4}, DType(dtype), Activation::none, 0, layout});
-        ++num_named;
+        named.push_back({shape[0], shape[1], shape[2], {3, 4}, DType(dtype), Activation::none, 0, layout});
       }
     }
     for (const auto& shape : kNamedShapes) {
-      run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});
-      ++num_named;
+      named.push_back(
+          {shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});
     }
     const auto& shape = kLargeShapes[dtype % 2];
-    run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation::none, 0});
-    ++num_named;
+    named.push_back({shape[0], shape[1], shape[2], {}, DType(dtype), Activation::none, 0});
   }
-  std::printf("%lld cases:", (long long)(num_cases + num_named));
+  // Small ones first: those that find a mutant come soon.
+  const auto volume = [](const Case& c) {
+    return std::accumulate(c.batch.begin(), c.batch.end(), c.m * c.n * c.k, std::multiplies<>());
+  };
+  std::stable_sort(named.begin(), named.end(), [&](const Case& x, const Case& y) { return volume(x) < volume(y); });
+  for (const Case& c : named) run_case(c);
+  std::printf("%lld cases:", (long long)num_cases + (long long)named.size());
   for (const Algorithm& algorithm : algorithms) std::printf(" %s %lld", algorithm.name, (long long)algorithm.num_runs);
   std::printf(" failed_allocations %lld\n", (long long)num_failed_allocations);
   return 0;

@@ -347,12 +347,11 @@ def test_instructions_and_emulation_give_the_same_bits(variants, num_jobs):
     if isa not in EMULATED:
         pytest.skip(f"this machine is {isa}: it has no AMX, or does not let a process use it")
     compile_variant(variants / "instructions", num_jobs, [])
-    if isa != WHOLE:
-        compile_variant(variants / isa, num_jobs, [EMULATED[isa]])
+    of_bf16 = ("1", "bf16") if isa != WHOLE else ()
     for source in ORDERS:
-        own, emulated = (run(variants / name / source.path.stem) for name in ("instructions", isa))
+        own, emulated = (run(variants / name / source.path.stem, *of_bf16) for name in ("instructions", WHOLE))
         assert own.returncode == 0, own.stdout + own.stderr
-        assert own.stdout == emulated.stdout
+        assert own.stdout.split() == [isa, *emulated.stdout.split()[1:]]
 
 
 # --- the package's own tests ---
