@@ -94,6 +94,12 @@ def make_tree(tree: Path) -> Path:
         if namespace != "gpu" or f"{name}_rung" not in entries:
             rungs = rungs.replace(line, "")
     (kernels / "rungs.def").write_text(rungs)
+    # Kernels of one dtype: dtypes that differ, and those of 8 bits, would take most of the time.
+    epilogue = tree / "csrc" / "platform" / "epilogue.h"
+    all_of_one = r"\1  return visit_dtype(problem.dtype_a, [&](auto* a) { return visit(a, a, a); });\n}\n"
+    text, count = re.subn(r"(?s)(auto visit_elements\([^\n]+\n).*?\n}\n", all_of_one, epilogue.read_text())
+    assert count == 1
+    epilogue.write_text(text)
     setup = (tree / "setup.py").read_text()
     assert setup.count('"-O3"') == 1
     (tree / "setup.py").write_text(setup.replace('"-O3"', '"-O0"'))  # of the host's part
