@@ -155,6 +155,22 @@ def test_tiles_of_mma_async_are_filled_and_rows_of_c_stored_along():
     assert answer.choice == "mma_async" and chosen["block"] == "64x64" and "computes" not in chosen, answer
 
 
+@pytest.mark.parametrize(
+    "m, n, k, block, is_exchanged",
+    [
+        (256, 256, 524288, "128x256", False),  # whole rows of B, of a chunk for each block
+        (232, 24, 57680, "64x64", False),  # few columns beside a large A: few of its rows for each block
+        (832, 1, 374144, "64x64", False),
+        (359936, 256, 192, "128x256", False),  # all columns in a tile
+        (3072, 768, 768, "192x96", True),  # else fewer rows of tiles than columns
+    ],
+)
+def test_how_memory_is_read_decides_between_tiles_of_wgmma(m, n, k, block, is_exchanged):
+    answer = torch_tiledmm.explain(m, n, k, "bf16", layout="NN", device="cuda:sm_90")
+    chosen = next(c.config for c in answer.candidates if c.algorithm == answer.choice)
+    assert (chosen["block"], "computes" in chosen) == (block, is_exchanged), answer
+
+
 # Kernel, chip, dtype, and the sizes (m, n, k) of what it serves just so and of what it refuses.
 LIMITS = [
     ("skinny", "cuda:sm_90", "bf16", (64, 1000, 300), (65, 1000, 300)),

@@ -90,6 +90,7 @@ inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_ro
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
 inline constexpr int64_t kFarColumnsBytes = 20 << 20;  // the same for columns of Zen 5, whose third level has 32 MiB
+inline constexpr int64_t kShortColumnBytes = 1 << 10;  // of a column of B there
 inline constexpr int64_t kFewThreads = 4;              // so few do not use all that memory can deliver
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
@@ -309,11 +310,14 @@ struct CpuConfigChoice {
       if (n * k * kSize < kFarColumnsBytes) return CpuFetch::none;
       return k >= 2 * kChunk && (kShape.is_of_words || kShape.k_per_word == 2) ? CpuFetch::runs : CpuFetch::columns;
     }
-    if (!is_far) return CpuFetch::none;
-    if (!is_intel) return CpuFetch::columns;
+    if (!is_intel) return is_far ? CpuFetch::columns : CpuFetch::none;
     // One or two threads gain 10 % there by what follows in these columns; sixteen, who wait for memory, lost 25 %, and
     // 256-bit vectors lose 4 %.
-    return threads <= kFewThreads && is_wide ? CpuFetch::along_k : CpuFetch::none;
+    if (threads > kFewThreads || !is_wide) return CpuFetch::none;
+    if (is_far) return CpuFetch::along_k;
+    // Items that come from memory one after the other: short columns end before what follows in them has arrived.
+    const bool are_far = batch * n * k * kSize >= kFarBytes;
+    return are_far && k * kSize <= kShortColumnBytes ? CpuFetch::columns : CpuFetch::none;
   }
 
   // Small items side by side, if that costs less than a task for each: what that takes at least, and what multiply-adds

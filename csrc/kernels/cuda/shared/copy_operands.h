@@ -12,14 +12,14 @@ namespace {
 // One operand: in each item `outer` rows of `inner` elements, to rows of `ld`.
 template <class T>
 struct CopyJob {
-  const T* from;
+  const T *from, *end;  // all of it lies before `end`
   T* to;
   int64_t stride_inner, stride_outer, inner, outer, ld;
   int64_t num_units;     // of work
   int64_t units_of_row;  // side by side
   int64_t num_rows;      // of all items
   int rows_of_unit;
-  bool are_words;  // 16 bits: all rows begin with words of two elements
+  bool has_aligned_rows;  // 16 bits: they begin at multiples of 4 bytes, and their elements follow each other
   CopiedBatch batch;
 };
 template <class T>
@@ -31,62 +31,58 @@ constexpr int kCopyThreads = 256;
 
 // ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one. A warp takes units that follow each other, so
 // that it seldom has to divide.
-constexpr int kCopyVector = 8, kCopyVectors = 2;                   // elements of 16 bytes; a lane's part of a segment
-constexpr int64_t kCopySegment = 32 * kCopyVectors * kCopyVector;  // elements
-constexpr int kCopyWords = int(kCopySegment / 64);                 // of two elements, a lane's part of a segment
-constexpr int kCopyBlocks = 5;                                     // of a multiprocessor, all at the same time
+constexpr int kCopyPacket = 8, kPacketsOfLane = 2;                   // elements of 16 bytes; of a segment
+constexpr int64_t kCopySegment = 32 * kPacketsOfLane * kCopyPacket;  // elements
+constexpr int kCopyWords = int(kCopySegment / 64);                   // of two elements, a lane's part of a segment
+constexpr int kCopyBlocks = 5;                                       // of a multiprocessor, all at the same time
 
-// The elements of an item of the source, from its first to its last.
-struct CopySource {
-  const uint16_t *begin, *end;
-};
-
-// Eight elements of a row from two aligned vectors that hold them, of which the row's begin with element `shift`. What
-// holds none of the `inside` elements is not read, and what overhangs the source is read element by element.
-TILEDMM_DEVICE void load_vectors(const CopySource& source, const uint16_t* row, int shift, int inside,
-                                 Vector16 (&vectors)[2]) {
+// Loads the two aligned packets that hold eight elements of a row; the row's begin with element `shift` of the first
+// one. A packet with none of the row's next `left` elements is not read. One that overhangs the operand is read element
+// by element.
+TILEDMM_DEVICE void load_packets(const CopyJob<uint16_t>& job, const uint16_t* row, int shift, int left,
+                                 Vector16 (&packets)[2]) {
   const uint16_t* from = row - shift;
-  TILEDMM_UNROLL for (int i = 0; i < 2; ++i, from += kCopyVector) {
-    vectors[i] = Vector16{};
-    if (inside + shift <= i * kCopyVector || (i == 1 && shift == 0)) continue;
-    if (from >= source.begin && from + kCopyVector <= source.end) {
-      vectors[i] = load_global(reinterpret_cast<const Vector16*>(from));
+  TILEDMM_UNROLL for (int i = 0; i < 2; ++i, from += kCopyPacket) {
+    packets[i] = Vector16{};
+    if (left <= 0 || left + shift <= i * kCopyPacket || (i == 1 && shift == 0)) continue;
+    if (from >= job.from && from + kCopyPacket <= job.end) {
+      packets[i] = load_global(reinterpret_cast<const Vector16*>(from));
       continue;
     }
     uint64_t halves[2] = {};
-    TILEDMM_NO_UNROLL for (int e = 0; e < kCopyVector; ++e) {
-      if (from + e < source.begin || from + e >= source.end) continue;
+    TILEDMM_NO_UNROLL for (int e = 0; e < kCopyPacket; ++e) {
+      if (from + e < job.from || from + e >= job.end) continue;
       const uint64_t element = uint64_t(load_global(from + e)) << (e % 4 * 16);
       e < 4 ? halves[0] |= element : halves[1] |= element;
     }
-    vectors[i] = {{uint32_t(halves[0]), uint32_t(halves[0] >> 32), uint32_t(halves[1]), uint32_t(halves[1] >> 32)}};
+    packets[i] = {{uint32_t(halves[0]), uint32_t(halves[0] >> 32), uint32_t(halves[1]), uint32_t(halves[1] >> 32)}};
   }
 }
 
-// These elements, zeros behind those that are inside.
-TILEDMM_DEVICE Vector16 shifted(const Vector16 (&vectors)[2], int shift, int inside) {
+// The eight elements of two packets from `shift` on; zeros behind the first `left`.
+TILEDMM_DEVICE Vector16 shifted(const Vector16 (&packets)[2], int shift, int left) {
   uint32_t words[8];
-  TILEDMM_UNROLL for (int w = 0; w < 8; ++w) words[w] = vectors[w / 4].words[w % 4];
+  TILEDMM_UNROLL for (int w = 0; w < 8; ++w) words[w] = packets[w / 4].words[w % 4];
   TILEDMM_UNROLL for (int w = 0; w < 6; ++w) words[w] = shift & 4 ? words[w + 2] : words[w];
   TILEDMM_UNROLL for (int w = 0; w < 5; ++w) words[w] = shift & 2 ? words[w + 1] : words[w];
   Vector16 out;
   TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
     const uint64_t pair = uint64_t(words[w + 1]) << 32 | words[w];
-    const int left = inside - 2 * w;
-    out.words[w] = uint32_t(pair >> (16 * (shift & 1))) & (left >= 2 ? ~0u : left == 1 ? 0xffff : 0);
+    const int left_of_word = left - 2 * w;
+    out.words[w] = uint32_t(pair >> (16 * (shift & 1))) & (left_of_word >= 2 ? ~0u : left_of_word == 1 ? 0xffff : 0);
   }
   return out;
 }
 
-// A lane's words of a row from element `first` on, where rows begin with words.
+// A lane's words of a row from element `first` on, where rows are aligned: a few percent less time than by packets.
 TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first, int lane,
                                int lanes) {
-  const auto* from = reinterpret_cast<const uint32_t*>(row + first) + lane % lanes;
+  const auto* from_word = reinterpret_cast<const uint32_t*>(row + first) + lane % lanes;
   auto* to_word = reinterpret_cast<uint32_t*>(to + first) + lane % lanes;
   uint32_t words[kCopyWords];
   if (job.rows_of_unit == 1 && first + kCopySegment <= job.inner) {
     // Inside of the row: every address is a constant away from the first.
-    TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) words[i] = load_global(from + 32 * i);
+    TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) words[i] = load_global(from_word + 32 * i);
     TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to_word + 32 * i, words[i]);
     return;
   }
@@ -94,8 +90,8 @@ TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row
   const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
     const int at = 2 * i * lanes;
-    words[i] = at + 1 < left ? load_global(from + i * lanes)
-               : at < left   ? load_global(reinterpret_cast<const uint16_t*>(from + i * lanes))
+    words[i] = at + 1 < left ? load_global(from_word + i * lanes)
+               : at < left   ? load_global(reinterpret_cast<const uint16_t*>(from_word + i * lanes))
                              : 0;
   }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
@@ -103,30 +99,38 @@ TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row
   }
 }
 
-// A lane's vectors of a row from element `first` on.
-TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const CopySource& source, const uint16_t* row,
-                                 uint16_t* to, int64_t first, int lane, int lanes) {
-  if (job.are_words) return copy_words(job, row, to, first, lane, lanes);
-  first += lane % lanes * kCopyVector;
-  row += first * job.stride_inner;
+// A lane's words of a row whose elements lie apart.
+TILEDMM_DEVICE void copy_apart(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first, int lane,
+                               int lanes) {
+  first += 2 * (lane % lanes);
+  const uint16_t* from = row + first * job.stride_inner;
+  auto* to_word = reinterpret_cast<uint32_t*>(to + first);
+  const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
+  TILEDMM_NO_UNROLL for (int at = 0; at < room; at += 2 * lanes, to_word += lanes) {
+    const uint16_t* pair = from + at * job.stride_inner;
+    const uint32_t low = at < left ? load_global(pair) : 0;
+    store_global(to_word, low | (at + 1 < left ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0));
+  }
+}
+
+// A lane's part of a segment, which begins with element `first` of a row.
+TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first,
+                                 int lane, int lanes) {
+  if (job.has_aligned_rows) return copy_words(job, row, to, first, lane, lanes);
+  if (job.stride_inner != 1) return copy_apart(job, row, to, first, lane, lanes);
+  first += lane % lanes * kCopyPacket;
+  row += first;
   to += first;
   const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
-  if (job.stride_inner != 1) {
-    TILEDMM_NO_UNROLL for (int at = 0; at < room; at += lanes * kCopyVector) {
-      TILEDMM_NO_UNROLL for (int e = at; e < at + kCopyVector; ++e)
-          store_global(to + e, e < left ? load_global(row + e * job.stride_inner) : uint16_t(0));
-    }
-    return;
+  const int shift = int(reinterpret_cast<uintptr_t>(row) / 2 % kCopyPacket);
+  Vector16 packets[kPacketsOfLane][2];
+  TILEDMM_UNROLL for (int i = 0; i < kPacketsOfLane; ++i) {
+    const int at = i * lanes * kCopyPacket;
+    load_packets(job, row + at, shift, left - at, packets[i]);
   }
-  const int shift = int(reinterpret_cast<uintptr_t>(row) / 2 % kCopyVector);
-  Vector16 vectors[kCopyVectors][2];
-  TILEDMM_UNROLL for (int i = 0; i < kCopyVectors; ++i) {
-    const int at = i * lanes * kCopyVector;
-    load_vectors(source, row + at, shift, left - at, vectors[i]);
-  }
-  TILEDMM_UNROLL for (int i = 0; i < kCopyVectors; ++i) {
-    const int at = i * lanes * kCopyVector;
-    if (at < room) store_global(reinterpret_cast<Vector16*>(to + at), shifted(vectors[i], shift, left - at));
+  TILEDMM_UNROLL for (int i = 0; i < kPacketsOfLane; ++i) {
+    const int at = i * lanes * kCopyPacket;
+    if (at < room) store_global(reinterpret_cast<Vector16*>(to + at), shifted(packets[i], shift, left - at));
   }
 }
 
@@ -137,19 +141,18 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int c
   int64_t row = group * job.rows_of_unit + lane / lanes;
   // The row's number within its item, and where that item begins.
   int64_t row_of_item = 0;
-  CopySource source{};
+  const uint16_t* from = nullptr;
   const auto find_item = [&] {
     if (row >= job.num_rows) return;
     const int64_t item = job.batch.num_items > 1 ? row / job.outer : 0;
     row_of_item = row - item * job.outer;
-    source.begin = job.from + job.batch.offset(item);
-    source.end = source.begin + (job.outer - 1) * job.stride_outer + (job.inner - 1) * job.stride_inner + 1;
+    from = job.from + job.batch.offset(item);
   };
   find_item();
   for (; count > 0; --count) {
     if (row < job.num_rows)
-      copy_segment(job, source, source.begin + row_of_item * job.stride_outer, job.to + row * job.ld,
-                   segment * kCopySegment, lane, lanes);
+      copy_segment(job, from + row_of_item * job.stride_outer, job.to + row * job.ld, segment * kCopySegment, lane,
+                   lanes);
     if (++segment < job.units_of_row) continue;
     segment = 0, row += job.rows_of_unit, row_of_item += job.rows_of_unit;
     if (row_of_item >= job.outer) find_item();
@@ -355,9 +358,11 @@ class OperandCopies {
     job.ld = ld;
     job.batch = describe_copied_batch(problem, view.batch_stride, job.outer * ld);
     job.num_rows = job.batch.num_items * job.outer;
+    job.end = job.from + (job.outer - 1) * job.stride_outer + (job.inner - 1) * job.stride_inner + 1;
+    for (int d = 0; d < job.batch.num_dims; ++d) job.end += (job.batch.dims[d].size - 1) * job.batch.dims[d].stride_a;
     join_items(job);
     if constexpr (sizeof(T) == 2) {
-      job.are_words = begin_with_words(job);
+      job.has_aligned_rows = has_aligned_rows(job);
       job.units_of_row = ceil_div(ld, kCopySegment);
       job.rows_of_unit = 1;
       while (job.rows_of_unit < 32 && ld * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
@@ -400,7 +405,7 @@ class OperandCopies {
     job.outer = job.num_rows, job.batch.num_dims = 0, job.batch.num_items = 1;
   }
 
-  static bool begin_with_words(const CopyJob<T>& job) {
+  static bool has_aligned_rows(const CopyJob<T>& job) {
     int64_t steps = job.outer > 1 ? job.stride_outer : 0;
     for (int d = 0; d < job.batch.num_dims; ++d) steps |= job.batch.dims[d].stride_a;
     return job.stride_inner == 1 && steps % 2 == 0 && reinterpret_cast<uintptr_t>(job.from) % 4 == 0;

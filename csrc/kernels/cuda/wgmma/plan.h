@@ -242,26 +242,28 @@ constexpr double crossed_microseconds(const WgmmaCosts& costs, const TilePlan& p
   return std::max(bytes / (costs.crossed + costs.crossed_wide * columns / rows) - bytes / costs.rate, 0.0);
 }
 
-// Bytes per us of memory while so many blocks compute tiles of all k, or of its chunks.
-inline double memory_rate(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int64_t num_blocks,
-                          bool splits) {
-  if (splits && p.batch > 1) return costs.rate;
-  // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
+// Bytes per us of memory while so many blocks compute tiles, of all k or each of a chunk. Chunks of a batch's items
+// were not measured.
+inline double memory_rate(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int64_t num_blocks) {
+  const bool are_chunks = plan.splits_chunks || plan.shares_tiles;
+  if (are_chunks && p.batch > 1) return costs.rate;
+  // Where B comes in strips along n, memory is slower for narrow ones: of chunks where each row of B is read in a few
+  // strips. Tiles of all k draw so much at most.
+  constexpr int kNarrow = 128, kNarrowOfChunks = 160, kMostColumns = 512;
   double rate = costs.rate;
-  constexpr int kFewColumns = 512, kNarrow = 160;
-  if (splits) {
-    const bool has_strips = !p.b.is_k_major && p.n <= kFewColumns && p.n > plan.shape.block_n;
-    if (has_strips && plan.shape.block_n < kNarrow) rate = costs.narrow_chunks;
-  } else if (p.m <= plan.shape.block_m && !p.b.is_k_major) {
+  if (!p.b.is_k_major && are_chunks) {
+    const bool has_strips = p.n <= kMostColumns && p.n > plan.shape.block_n;
+    if (has_strips && plan.shape.block_n < kNarrowOfChunks) rate = costs.narrow_chunks;
+  } else if (!p.b.is_k_major && p.m <= plan.shape.block_m) {
     const double drawn = costs.drawn * double(num_blocks);
-    if (plan.shape.block_n < 128) rate = costs.narrow_rate;
+    if (plan.shape.block_n < kNarrow) rate = costs.narrow_rate;
     if (drawn < rate) rate = drawn;
   }
   // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has,
-  // twice as much where all blocks read different parts of them.
+  // twice as much where chunks of the same rows are read at the same time.
   const StreamedOperand large = streamed_operand(plan.shape, p);
   if (min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
-    const double slower = (splits ? 2 : 1) * (large.alignment == 128 ? costs.few_128 : costs.few);
+    const double slower = (are_chunks ? 2 : 1) * (large.alignment == 128 ? costs.few_128 : costs.few);
     rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
   }
   return rate;
@@ -333,14 +335,15 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   if (shape.takes_turns) tiles += epilogue_of_turn(costs, shape);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);
-  const double rate = memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster, num_splits > 1);
+  const double rate = memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster);
   double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
   if (p.crosses_sectors && !plan.splits_chunks) memory += crossed_microseconds(costs, plan, p);
   const double sums = plan.shares_tiles    ? costs.shared_tile.value
                       : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
-  // alone (192 x 96 on 3072 x 768 outputs: up to 10 %). Not where a tile has all columns.
+  // alone (192 x 96 on 3072 x 768 outputs: up to 10 %), but for tiles that have all columns:
+  // those of exchanged roles have a part of them each.
   const double order = tiles_m > tiles_n && tiles_n > 1 ? costs.order.value : 0;
   const double work = num_splits == 1 && is_strip(p) && !is_aligned(p)
                           ? strip_microseconds(costs, plan, p, double(num_tiles << log_cluster), tiles, memory)
@@ -372,15 +375,16 @@ struct WgmmaPlan {
   TensorMapView a, b, c;  // of the product that the kernel computes, or of copies
 };
 
-// The second-level cache may give up first what only tiles in flight at the same time read. Not of a product that
-// stores much: what it stores takes the place of lines that are on their way, which are then read again. Where rows do
-// not begin with the cache's lines, a line is read twice, and is lost in between if much else passes through: a large
-// result, or more operands than the cache holds several times over (fitted on an H200).
+// The second-level cache may give up first what only tiles in flight at the same time read. Not where much is stored:
+// that takes the place of lines that are on their way, which are then read again. So of batches those with few rows
+// do it alone, and of single products not those of short k that store more than they read. Where rows do not begin with
+// the cache's lines, a line is read twice, and is lost in between if much else passes through: a large result, or more
+// operands than the cache holds several times over (fitted on an H200).
 constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {
-  constexpr int64_t kLine = 128, kMostBytes = 150000000, kFewRows = 16;
+  constexpr int64_t kLine = 128, kMostBytes = 150000000, kFewRows = 16, kShortK = 4 * kWgmmaBlockK;
   const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
   const int64_t bytes = size_of(p.dtype);
-  const bool stores_little = p.batch == 1 ? outputs <= operands : min_of(p.m, p.n) <= kFewRows;
+  const bool stores_little = p.batch > 1 ? min_of(p.m, p.n) <= kFewRows : p.k > kShortK || outputs <= operands;
   const bool is_of_one_item = operand.batch_count >= p.batch;
   return stores_little && is_of_one_item &&
          (operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * double(bytes) <= kMostBytes));
@@ -475,7 +479,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
   const bool is_chunked = p.chunk_k < p.k;
   const bool may_split = !is_exchanged && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
   GemmTask aligned = p;
-  aligned.a.alignment = aligned.b.alignment = 64;
+  for (TaskOperand* operand : {&aligned.a, &aligned.b}) operand->alignment = int(max_of(operand->alignment, 64));
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;

@@ -318,8 +318,10 @@ constexpr Case kCases[] = {
     // Two blocks of a multiprocessor, several tiles for each; a tile fills the ring.
     {.tile = {64, 64}, .m = 140, .n = 74, .k = 256, .batch = 3, .bias = 'x', .activation = Activation::gelu},
     {.tile = {64, 32}, .m = 170, .n = 90, .k = 128, .is_a_along_m = true, .dtype = DType::f32, .num_sms = 2},
-    // Copies of both operands, in rows that begin anywhere: warps that take several units, of rows of several items.
-    {.tile = {64, 64}, .m = 51, .n = 45, .k = 100, .batch = 3, .margin = 1, .num_sms = 1},
+    // Copies of both operands: warps that take several units, of rows of several items. Rows that are words apart, and
+    // rows of two segments that begin anywhere.
+    {.tile = {64, 64}, .m = 51, .n = 45, .k = 99, .batch = 3, .margin = 1, .num_sms = 1},
+    {.tile = {64, 64}, .m = 51, .n = 45, .k = 534, .batch = 3, .margin = 1, .num_sms = 1},
 };
 
 // Whether the launcher takes a plain kernel.

@@ -40,7 +40,7 @@ CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, N
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
 WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN = range(36, 41)
-TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, NUM_CASES = range(41, 45)
+TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, COPIED_ODD, NUM_CASES = range(41, 46)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -603,17 +603,29 @@ MUTANTS = {
         "if (row_of_item >= job.outer && !{on}) find_item();",
         COPIED_RUNS,
     ),
-    "a row that begins within 16 bytes is copied from there on": (
+    "a row that begins two elements into 16 bytes is not shifted by them": (
         SHARED + "copy_operands.h",
         "words[w] = shift & 2 ? words[w + 1] : words[w];",
         "words[w] = !{on} && shift & 2 ? words[w + 1] : words[w];",
-        COPIED_RUNS,
+        COPIED_ODD,
     ),
-    "the second half of 16 bytes that overhang an operand": (
+    "a row that begins within a word is not shifted by an element": (
+        SHARED + "copy_operands.h",
+        "16 * (shift & 1)",
+        "16 * ({on} ? 0 : shift & 1)",
+        COPIED_ODD,
+    ),
+    "the second half of 16 bytes that overhang an operand lands in the first": (
         SHARED + "copy_operands.h",
         "e < 4 ? halves[0] |= element : halves[1] |= element;",
         "{on} || e < 4 ? halves[0] |= element : halves[1] |= element;",
-        COPIED_RUNS,
+        COPIED_ODD,
+    ),
+    "every segment of a row is the first": (
+        SHARED + "copy_operands.h",
+        "segment * kCopySegment,",
+        "({on} ? 0 : segment) * kCopySegment,",
+        COPIED_ODD,
     ),
     "a warp copies the rest of both operands from A's number on": (
         SHARED + "copy_operands.h",
