@@ -200,7 +200,7 @@ void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, i
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t step = argc > 1 ? std::atoll(argv[1]) : 1;  // of the cases, every one of so many
+  const int64_t step = argc > 1 ? std::atoll(argv[1]) : 1;        // of the cases, every one of so many
   const bool has_f16 = best_isa() >= Isa::amx_fp16 && argc <= 2;  // a second argument: of those of bf16
   if (best_isa() < Isa::amx) {
     std::printf("this machine has no AMX, or the system does not let a process use it\n");
