@@ -31,10 +31,11 @@ constexpr int kCopyThreads = 256;
 
 // ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one. A warp takes units that follow each other, so
 // that it seldom has to divide.
-constexpr int kCopyPacket = 8, kPacketsOfLane = 2;                   // elements of 16 bytes; of a segment
-constexpr int64_t kCopySegment = 32 * kPacketsOfLane * kCopyPacket;  // elements
-constexpr int kCopyWords = int(kCopySegment / 64);                   // of two elements, a lane's part of a segment
-constexpr int kCopyBlocks = 5;                                       // of a multiprocessor, all at the same time
+constexpr int kCopyPacket = 8, kPacketsOfLane = 2;               // elements of 16 bytes; of a segment
+constexpr int kCopySegment = 32 * kPacketsOfLane * kCopyPacket;  // elements
+constexpr int kCopyWords = kCopySegment / 64;                    // of two elements, a lane's part of a segment
+// Of a multiprocessor, all at the same time: as many as there are registers for.
+constexpr int copy_blocks(bool are_aligned) { return are_aligned ? 5 : 4; }
 
 // Loads the two aligned packets that hold eight elements of a row; the row's begin with element `shift` of the first
 // one. A packet with none of the row's next `left` elements is not read. One that overhangs the operand is read element
@@ -75,32 +76,35 @@ TILEDMM_DEVICE Vector16 shifted(const Vector16 (&packets)[2], int shift, int lef
 }
 
 // A lane's words of a row from element `first` on, where rows are aligned: a few percent less time than by packets.
-TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first, int lane,
+TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int first, int lane,
                                int lanes) {
-  const auto* from_word = reinterpret_cast<const uint32_t*>(row + first) + lane % lanes;
-  auto* to_word = reinterpret_cast<uint32_t*>(to + first) + lane % lanes;
   uint32_t words[kCopyWords];
   if (job.rows_of_unit == 1 && first + kCopySegment <= job.inner) {
     // Inside of the row: every address is a constant away from the first.
+    const auto* from_word = reinterpret_cast<const uint32_t*>(row + first) + lane;
+    auto* to_word = reinterpret_cast<uint32_t*>(to + first) + lane;
     TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) words[i] = load_global(from_word + 32 * i);
     TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to_word + 32 * i, words[i]);
     return;
   }
   first += 2 * (lane % lanes);
+  row += first;
+  to += first;
   const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
     const int at = 2 * i * lanes;
-    words[i] = at + 1 < left ? load_global(from_word + i * lanes)
-               : at < left   ? load_global(reinterpret_cast<const uint16_t*>(from_word + i * lanes))
-                             : 0;
+    words[i] = at + 1 < left ? load_global(reinterpret_cast<const uint32_t*>(row + at)) : 0;
   }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-    if (2 * i * lanes < room) store_global(to_word + i * lanes, words[i]);
+    if (2 * i * lanes < room) store_global(reinterpret_cast<uint32_t*>(to + 2 * i * lanes), words[i]);
   }
+  // The last one of an odd number.
+  if (left > 0 && (left - 1) % (2 * lanes) == 0)
+    store_global(reinterpret_cast<uint32_t*>(to + left - 1), uint32_t(load_global(row + left - 1)));
 }
 
 // A lane's words of a row whose elements lie apart.
-TILEDMM_DEVICE void copy_apart(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first, int lane,
+TILEDMM_DEVICE void copy_apart(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int first, int lane,
                                int lanes) {
   first += 2 * (lane % lanes);
   const uint16_t* from = row + first * job.stride_inner;
@@ -113,10 +117,11 @@ TILEDMM_DEVICE void copy_apart(const CopyJob<uint16_t>& job, const uint16_t* row
   }
 }
 
-// A lane's part of a segment, which begins with element `first` of a row.
-TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int64_t first,
-                                 int lane, int lanes) {
-  if (job.has_aligned_rows) return copy_words(job, row, to, first, lane, lanes);
+// A lane's part of a segment, which begins with element `first` of a row. ARE_ALIGNED: all operands' rows are.
+template <bool ARE_ALIGNED>
+TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int first, int lane,
+                                 int lanes) {
+  if (ARE_ALIGNED || job.has_aligned_rows) return copy_words(job, row, to, first, lane, lanes);
   if (job.stride_inner != 1) return copy_apart(job, row, to, first, lane, lanes);
   first += lane % lanes * kCopyPacket;
   row += first;
@@ -134,6 +139,7 @@ TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* r
   }
 }
 
+template <bool ARE_ALIGNED>
 TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int count) {
   const int lane = thread_idx() % 32, lanes = 32 / job.rows_of_unit;
   const int64_t group = unit / job.units_of_row;
@@ -151,15 +157,17 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int c
   find_item();
   for (; count > 0; --count) {
     if (row < job.num_rows)
-      copy_segment(job, from + row_of_item * job.stride_outer, job.to + row * job.ld, segment * kCopySegment, lane,
-                   lanes);
+      copy_segment<ARE_ALIGNED>(job, from + row_of_item * job.stride_outer, job.to + row * job.ld,
+                                segment * kCopySegment, lane, lanes);
     if (++segment < job.units_of_row) continue;
     segment = 0, row += job.rows_of_unit, row_of_item += job.rows_of_unit;
     if (row_of_item >= job.outer) find_item();
   }
 }
 
-[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, kCopyBlocks) copy_operands(CopyJobs<uint16_t> both, int64_t num_blocks) {
+template <bool ARE_ALIGNED>
+TILEDMM_KERNEL(kCopyThreads, copy_blocks(ARE_ALIGNED))
+copy_rows(CopyJobs<uint16_t> both, int64_t num_blocks) {
   constexpr int kWarps = kCopyThreads / 32;
   let_later_kernels_start();
   wait_for_earlier_kernels();
@@ -167,10 +175,10 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int c
   const int64_t units_of_warp = ceil_div(num_units, num_blocks * kWarps);
   const int64_t unit = (block_idx() * kWarps + thread_idx() / 32) * units_of_warp;
   const int64_t end = min_of(unit + units_of_warp, num_units);
-  if (unit < first_units) copy_units(both.jobs[0], unit, int(min_of(end, first_units) - unit));
+  if (unit < first_units) copy_units<ARE_ALIGNED>(both.jobs[0], unit, int(min_of(end, first_units) - unit));
   if (end > first_units) {
     const int64_t first = max_of(unit, first_units);
-    copy_units(both.jobs[1], first - first_units, int(end - first));
+    copy_units<ARE_ALIGNED>(both.jobs[1], first - first_units, int(end - first));
   }
 }
 
@@ -386,13 +394,18 @@ class OperandCopies {
 
   Status launch() const {
     if (count_ == 0) return Status::ok;
-    int64_t num_blocks = jobs_.jobs[0].num_units + jobs_.jobs[1].num_units;
+    const auto launch = [&](void (*kernel)(CopyJobs<T>, int64_t), int64_t num_blocks, size_t shared_bytes) {
+      return launch_early(kernel, num_blocks, 1, kCopyThreads, shared_bytes, executor_, jobs_, num_blocks);
+    };
+    const int64_t num_units = jobs_.jobs[0].num_units + jobs_.jobs[1].num_units;
     if constexpr (sizeof(T) == 2) {
-      num_blocks = min_of(ceil_div(num_blocks, kCopyThreads / 32), int64_t(executor_.num_cus) * kCopyBlocks);
+      const bool are_aligned = jobs_.jobs[0].has_aligned_rows && (count_ == 1 || jobs_.jobs[1].has_aligned_rows);
+      const int64_t most_blocks = int64_t(executor_.num_cus) * copy_blocks(are_aligned);
+      return launch(are_aligned ? copy_rows<true> : copy_rows<false>,
+                    min_of(ceil_div(num_units, kCopyThreads / 32), most_blocks), 0);
+    } else {
+      return launch(copy_operands, num_units, sizeof(T) == 1 ? sizeof(CopyBytesShared) : sizeof(CopyShared));
     }
-    void (*const kernel)(CopyJobs<T>, int64_t) = copy_operands;
-    constexpr size_t kShared = sizeof(T) == 1 ? sizeof(CopyBytesShared) : sizeof(T) == 2 ? 0 : sizeof(CopyShared);
-    return launch_early(kernel, num_blocks, 1, kCopyThreads, kShared, executor_, jobs_, num_blocks);
   }
 
  private:
