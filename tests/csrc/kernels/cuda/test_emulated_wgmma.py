@@ -629,8 +629,8 @@ MUTANTS = {
     ),
     "a warp copies the rest of both operands from A's number on": (
         SHARED + "copy_operands.h",
-        "copy_units(both.jobs[1], first - first_units,",
-        "copy_units(both.jobs[1], first - ({on} ? 0 : first_units),",
+        "(both.jobs[1], first - first_units,",
+        "(both.jobs[1], first - ({on} ? 0 : first_units),",
         COPIED_RUNS,
     ),
     # fp32.
