@@ -12,7 +12,7 @@ namespace {
 // One operand: in each item `outer` rows of `inner` elements, to rows of `ld`.
 template <class T>
 struct CopyJob {
-  const T *from, *end;  // all of it lies before `end`
+  const T *from, *end;  // the first element, and what lies behind the last one
   T* to;
   int64_t stride_inner, stride_outer, inner, outer, ld;
   int64_t num_units;     // of work
@@ -29,12 +29,23 @@ struct CopyJobs {
 
 constexpr int kCopyThreads = 256;
 
+// 16 bytes of five words, from byte `shift` of the first word on; zeros behind the first `count`.
+TILEDMM_DEVICE Vector16 shifted(const uint32_t* words, int shift, int count) {
+  Vector16 bytes;
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
+    const int left = count - 4 * i;
+    const uint64_t pair = words[i] | uint64_t(words[i + 1]) << 32;
+    bytes.words[i] = uint32_t(pair >> 8 * shift) & (left >= 4 ? ~0u : left <= 0 ? 0 : (1u << 8 * left) - 1);
+  }
+  return bytes;
+}
+
 // ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one. A warp takes units that follow each other, so
 // that it seldom has to divide.
-constexpr int kCopyPacket = 8, kPacketsOfLane = 2;               // elements of 16 bytes; of a segment
+constexpr int kCopyPacket = 8, kPacketsOfLane = 2;               // elements of 16 bytes; a lane's part of a segment
 constexpr int kCopySegment = 32 * kPacketsOfLane * kCopyPacket;  // elements
 constexpr int kCopyWords = kCopySegment / 64;                    // of two elements, a lane's part of a segment
-// Of a multiprocessor, all at the same time: as many as there are registers for.
+// Blocks of a multiprocessor that run at the same time: as many as it has registers for.
 constexpr int copy_blocks(bool are_aligned) { return are_aligned ? 5 : 4; }
 
 // Loads the two aligned packets that hold eight elements of a row; the row's begin with element `shift` of the first
@@ -60,19 +71,13 @@ TILEDMM_DEVICE void load_packets(const CopyJob<uint16_t>& job, const uint16_t* r
   }
 }
 
-// The eight elements of two packets from `shift` on; zeros behind the first `left`.
-TILEDMM_DEVICE Vector16 shifted(const Vector16 (&packets)[2], int shift, int left) {
+// The eight elements of two packets from element `shift` on; zeros behind the first `left`.
+TILEDMM_DEVICE Vector16 eight_of(const Vector16 (&packets)[2], int shift, int left) {
   uint32_t words[8];
   TILEDMM_UNROLL for (int w = 0; w < 8; ++w) words[w] = packets[w / 4].words[w % 4];
   TILEDMM_UNROLL for (int w = 0; w < 6; ++w) words[w] = shift & 4 ? words[w + 2] : words[w];
   TILEDMM_UNROLL for (int w = 0; w < 5; ++w) words[w] = shift & 2 ? words[w + 1] : words[w];
-  Vector16 out;
-  TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
-    const uint64_t pair = uint64_t(words[w + 1]) << 32 | words[w];
-    const int left_of_word = left - 2 * w;
-    out.words[w] = uint32_t(pair >> (16 * (shift & 1))) & (left_of_word >= 2 ? ~0u : left_of_word == 1 ? 0xffff : 0);
-  }
-  return out;
+  return shifted(words, 2 * (shift & 1), 2 * left);
 }
 
 // A lane's words of a row from element `first` on, where rows are aligned: a few percent less time than by packets.
@@ -135,7 +140,7 @@ TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* r
   }
   TILEDMM_UNROLL for (int i = 0; i < kPacketsOfLane; ++i) {
     const int at = i * lanes * kCopyPacket;
-    if (at < room) store_global(reinterpret_cast<Vector16*>(to + at), shifted(packets[i], shift, left - at));
+    if (at < room) store_global(reinterpret_cast<Vector16*>(to + at), eight_of(packets[i], shift, left - at));
   }
 }
 
@@ -260,13 +265,7 @@ TILEDMM_DEVICE Vector16 load_bytes(const uint8_t* from, int count) {
   TILEDMM_UNROLL for (int i = 0; i < 5; ++i) {
     raw[i] = count > 0 && 4 * i < shift + count ? load_global(words + i) : 0;
   }
-  Vector16 bytes;
-  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
-    const int left = count - 4 * i;
-    const uint64_t pair = raw[i] | uint64_t(raw[i + 1]) << 32;
-    bytes.words[i] = uint32_t(pair >> 8 * shift) & (left >= 4 ? ~0u : left <= 0 ? 0 : (1u << 8 * left) - 1);
-  }
-  return bytes;
+  return shifted(raw, shift, count);
 }
 
 // `count` bytes that lie `stride` apart, at most 16; zeros behind them.

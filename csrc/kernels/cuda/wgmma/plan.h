@@ -342,8 +342,8 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
                       : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
-  // alone (192 x 96 on 3072 x 768 outputs: up to 10 %), but for tiles that have all columns:
-  // those of exchanged roles have a part of them each.
+  // alone (192 x 96 on 3072 x 768 outputs: up to 10 %). But a tile may have all columns: then those of exchanged roles
+  // have a part of them each.
   const double order = tiles_m > tiles_n && tiles_n > 1 ? costs.order.value : 0;
   const double work = num_splits == 1 && is_strip(p) && !is_aligned(p)
                           ? strip_microseconds(costs, plan, p, double(num_tiles << log_cluster), tiles, memory)
@@ -376,8 +376,8 @@ struct WgmmaPlan {
 };
 
 // The second-level cache may give up first what only tiles in flight at the same time read. Not where much is stored:
-// that takes the place of lines that are on their way, which are then read again. So of batches those with few rows
-// do it alone, and of single products not those of short k that store more than they read. Where rows do not begin with
+// that takes the place of lines that are on their way, which are then read again. So a batch does it only where it has
+// few rows, and a single product of short k only where it stores no more than it reads. Where rows do not begin with
 // the cache's lines, a line is read twice, and is lost in between if much else passes through: a large result, or more
 // operands than the cache holds several times over (fitted on an H200).
 constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {

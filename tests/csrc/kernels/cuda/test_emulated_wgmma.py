@@ -611,8 +611,8 @@ MUTANTS = {
     ),
     "a row that begins within a word is not shifted by an element": (
         SHARED + "copy_operands.h",
-        "16 * (shift & 1)",
-        "16 * ({on} ? 0 : shift & 1)",
+        "2 * (shift & 1)",
+        "2 * ({on} ? 0 : shift & 1)",
         COPIED_ODD,
     ),
     "the second half of 16 bytes that overhang an operand lands in the first": (
