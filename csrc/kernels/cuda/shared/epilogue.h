@@ -275,6 +275,57 @@ __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t
   }
 }
 
+// The same for a part of a tile whose neighbours follow it in other buffers. An instruction writes what a row has of
+// one line of the second-level cache, which takes a part of a sector for as much work as a whole one. So columns before
+// `to` come from the buffer `before` it, down to where a line begins, if `is_joined`; those behind the last line's
+// begin are left to the next part, if `is_followed`. Two elements form a word; one that is left at either end is stored
+// alone. ARE_PAIRS: rows begin with words.
+template <bool ARE_PAIRS>
+__device__ __forceinline__ void store_lines(const char* buffer, const char* before, void* to, int64_t ldc, int num_rows,
+                                            int num_cols, bool is_joined, bool is_followed) {
+  constexpr int kLine = 128, kRows = 16;  // bytes; of a warp
+  if (num_cols <= 0) return;
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  num_rows = min(num_rows - warp * kRows, kRows);
+  const int begin = is_joined ? -kLine : 0, end = is_followed ? kLine : min(2 * num_cols, kLine);
+  const auto load = [&](auto element, int row, int swizzle, int byte) {
+    const char* from = (byte < 0 ? before : buffer) + (warp * kRows + row) * kLine;
+    return *reinterpret_cast<const decltype(element)*>(from + ((byte & (kLine - 1)) ^ (swizzle << 4)));
+  };
+  const auto first_row = reinterpret_cast<uintptr_t>(to);
+#pragma unroll 1
+  for (int line = 0; line < (is_followed ? 1 : 2); ++line) {
+    uintptr_t row = first_row;
+#pragma unroll 1
+    for (int first = 0; first < num_rows; first += 8) {
+      uintptr_t places[8];
+      uint32_t words[8];
+      bool are_inside[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i, row += 2 * ldc) {
+        places[i] = row / kLine * kLine + (line * kLine + 4 * lane);
+        const int byte = int(places[i] - row);
+        are_inside[i] = byte >= begin && byte + 2 < end && first + i < num_rows;
+        if constexpr (ARE_PAIRS)
+          words[i] = load(uint32_t(), first + i, i, byte);
+        else
+          words[i] = load(uint16_t(), first + i, i, byte) | uint32_t(load(uint16_t(), first + i, i, byte + 2)) << 16;
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (are_inside[i]) *reinterpret_cast<uint32_t*>(places[i]) = words[i];
+      }
+    }
+  }
+  if (ARE_PAIRS || lane >= num_rows) return;
+  const uintptr_t row = first_row + 2 * lane * ldc;
+  const auto store_alone = [&](int byte) {
+    *reinterpret_cast<uint16_t*>(row + byte) = load(uint16_t(), lane, lane % 8, byte);
+  };
+  if (!is_joined && row % 4 != 0) store_alone(0);
+  if (!is_followed && (row + end) % 4 != 0) store_alone(end - 2);
+}
+
 // Four words of each of four neighbouring threads, transposed: a thread gets the words that have its number among the
 // four, in the order of the threads.
 __device__ __forceinline__ void transpose_words(uint32_t (&words)[4]) {
@@ -348,7 +399,10 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
-  constexpr int kTail = Cfg::LoaderB::kTail;
+  constexpr int kTail = Cfg::LoaderB::kTail, kBuffers = num_store_buffers(Cfg::kConsumers);
+  // Whether parts follow each other, each of which finds the one before it in the other buffer. Consumers that take
+  // turns have no registers for it.
+  constexpr bool kHasLines = Cfg::kBlockN > kStoreN && Cfg::kBlockN % kStoreN == 0 && kBuffers > 1 && !Cfg::kTakesTurns;
   const bool is_turned = kTail && at.col % kStoreN;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN; part += kStoreN) {
@@ -357,8 +411,9 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
     const int place = is_last ? Cfg::kBlockN - kStoreN : part;
     const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
     if (first_col + kStoreN <= new_col) continue;
-    constexpr int kBuffers = num_store_buffers(Cfg::kConsumers);
-    char* buffer = smem_c + (num_stores++ % kBuffers) * Cfg::kStoreBytes;
+    const auto next_buffer = [&] { return smem_c + num_stores % kBuffers * Cfg::kStoreBytes; };
+    char* buffer = next_buffer();
+    ++num_stores;
     // The last store from this buffer has read it; only the thread that issued it can wait for that.
     if (thread == 0) cp_async_bulk_wait_group_read<kBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
@@ -398,10 +453,18 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       auto* to = static_cast<uint16_t*>(args.c) + at.from_c + at.batch_c * args.batch_step_c +
                  (row + warp * 16) * args.ldc + first_col;
       const int num_rows = (IS_CUT ? end_row : args.m) - row;
+      const int num_cols = args.n - first_col;
+      const auto store = [&](auto are_pairs) {
+        if constexpr (kHasLines)
+          store_lines<are_pairs>(buffer, next_buffer(), to, args.ldc, num_rows, num_cols,
+                                 part > 0 && first_col > new_col, !is_last && num_cols > kStoreN);
+        else
+          store_rows<std::conditional_t<are_pairs, uint32_t, uint16_t>>(buffer, to, args.ldc, num_rows, num_cols);
+      };
       if (args.stores_pairs)
-        store_rows<uint32_t>(buffer, to, args.ldc, num_rows, args.n - first_col);
+        store(std::true_type{});
       else
-        store_rows<uint16_t>(buffer, to, args.ldc, num_rows, args.n - first_col);
+        store(std::false_type{});
       __syncwarp();  // stmatrix needs the warp together
       if (IS_CUT && thread == 0)
         cp_async_bulk_commit_group();  // an empty one: buffers are told by the number of groups

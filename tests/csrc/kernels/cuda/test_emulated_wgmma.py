@@ -40,7 +40,7 @@ CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, N
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
 WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN = range(36, 41)
-TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, COPIED_ODD, NUM_CASES = range(41, 46)
+TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, COPIED_ODD, LINES, LINES_OF_WORDS, NUM_CASES = range(41, 48)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -247,6 +247,49 @@ MUTANTS = {
         "i < 1 << args.cluster_n; ++i) args.same_rows",
         "i < 1 << ({on} ? 1 : args.cluster_n); ++i) args.same_rows",
         EXCHANGED,
+    ),
+    # Lines that threads store.
+    "lines: columns before a part come from the part itself": (
+        SHARED + "epilogue.h",
+        "(byte < 0 ? before",
+        "(byte < 0 && !{on} ? before",
+        LINES_OF_WORDS,
+    ),
+    "lines: a part begins with itself": (
+        SHARED + "epilogue.h",
+        "is_joined ? -kLine : 0",
+        "is_joined && !{on} ? -kLine : 0",
+        LINES_OF_WORDS,
+    ),
+    "lines: a tile that begins early is joined to what it does not store": (
+        SHARED + "epilogue.h",
+        "part > 0 && first_col > new_col,",
+        "part > 0 && ({on} || first_col > new_col),",
+        LINES,
+    ),
+    "lines: the last part of a tile leaves its last line": (
+        SHARED + "epilogue.h",
+        "!is_last && num_cols",
+        "({on} || !is_last) && num_cols",
+        LINES,
+    ),
+    "lines: rows are stored beyond C": (
+        SHARED + "epilogue.h",
+        "byte + 2 < end && first + i < num_rows",
+        "byte + 2 < end && ({on} || first + i < num_rows)",
+        LINES,
+    ),
+    "lines: an element alone in its word is left out at a part's begin": (
+        SHARED + "epilogue.h",
+        "if (!is_joined && row % 4 != 0)",
+        "if (!is_joined && row % 4 != 0 && !{on})",
+        LINES,
+    ),
+    "lines: an element alone in its word is left out at a part's end": (
+        SHARED + "epilogue.h",
+        "if (!is_followed && (row + end) % 4 != 0)",
+        "if (!is_followed && (row + end) % 4 != 0 && !{on})",
+        LINES,
     ),
     # Exchanged roles.
     "C's matrices are not transposed": (
