@@ -3,6 +3,7 @@
 // called with whole vectors alone: an end that fills none is copied into one that is full.
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -69,45 +70,52 @@ void compute_end(const Override& kernel, const Stack& arguments, const Operands&
               size_t(count * bytes));
 }
 
+// A part of the work of a kernel. A thread of torch's pool knows nothing of the caller's dispatch keys: all views of a
+// part are made before.
+struct Part {
+  Stack stack;
+  Tensor result;
+};
+
+// In a part that a thread of torch's pool computes, torch does not share out the work again.
+void call_parts(const Override& kernel, std::vector<Part>& parts, const Executor& executor) {
+  struct Work {
+    const Override& kernel;
+    std::vector<Part>& parts;
+  } work{kernel, parts};
+  const auto task = [](void* opaque, int64_t idx) {
+    auto& work = *static_cast<Work*>(opaque);
+    Part& part = work.parts[size_t(idx)];
+    call(work.kernel, part.stack, part.result);
+  };
+  if (parts.size() == 1) {
+    task(&work, 0);
+  } else if (!parts.empty()) {
+    executor.parallel_for(executor.self, int64_t(parts.size()), task, &work);
+  }
+}
+
 // Computes whole vectors only.
 void compute_whole(const Override& kernel, const Stack& arguments, const Operands& operands) {
   const Tensor& result = operands.tensors.back();
   const int64_t whole = kWholeBytes / int64_t(result.element_size());
   const int64_t count = result.numel(), in_whole = count / whole * whole;
   const Executor executor = cpu_executor();
-  // In a part that a thread of torch's pool computes, torch does not share out the work again.
   const int64_t num_parts = std::min<int64_t>(executor.num_threads, (in_whole + kPart - 1) / kPart);
   if (num_parts == 1 && in_whole == count) {
     Stack stack = with_views(arguments, operands, [](const Tensor& tensor) { return tensor; });
     call(kernel, stack, result);
     return;
   }
-  struct Part {
-    Stack stack;
-    Tensor result;
-  };
-  struct Work {
-    const Override& kernel;
-    std::vector<Part> parts;
-  } work{kernel, {}};
-  // Such a thread knows nothing of the caller's dispatch keys: all views are made here.
+  std::vector<Part> parts;
   const int64_t size = num_parts > 0 ? (in_whole / whole + num_parts - 1) / num_parts * whole : 0;
   for (int64_t begin = 0; begin < in_whole; begin += size) {
     const auto view = [&](const Tensor& tensor) {
       return tensor.as_strided({std::min(size, in_whole - begin)}, {1}, tensor.storage_offset() + begin);
     };
-    work.parts.push_back({with_views(arguments, operands, view), view(result)});
+    parts.push_back({with_views(arguments, operands, view), view(result)});
   }
-  const auto task = [](void* opaque, int64_t idx) {
-    auto& work = *static_cast<Work*>(opaque);
-    Part& part = work.parts[size_t(idx)];
-    call(work.kernel, part.stack, part.result);
-  };
-  if (num_parts == 1) {
-    task(&work, 0);
-  } else if (num_parts > 1) {
-    executor.parallel_for(executor.self, int64_t(work.parts.size()), task, &work);
-  }
+  call_parts(kernel, parts, executor);
   if (in_whole < count) compute_end(kernel, arguments, operands, in_whole, count - in_whole, whole);
 }
 
@@ -244,13 +252,42 @@ Tensor softmax(Override& own, const Tensor& x, int64_t dim, bool half_to_float) 
   own.left.count(kDoesNotVary);
   return own.call_original(x, dim, half_to_float);
 }
+
+// The gradient along the last dimension, in fp32. torch has two codes for it, one where it shares out rows among
+// threads and one where it does not, and they differ in the last elements of a row. Here every row is computed by the
+// latter.
+Tensor gradient_of_rows(Override& own, const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
+  own.served.count("softmax of rows");
+  const int64_t size = y.size(-1), rows = y.numel() / size;
+  const Executor executor = cpu_executor();
+  const int64_t num_parts = std::min<int64_t>(executor.num_threads, rows);
+  if (num_parts == 1) return own.call_original(grad, y, dim, dtype);
+  const Tensor own_grad = grad.contiguous(), own_y = y.contiguous(), result = new_result(y.sizes(), y.options());
+  const int64_t rows_of_part = (rows + num_parts - 1) / num_parts;
+  std::vector<Part> parts;
+  for (int64_t begin = 0; begin < rows; begin += rows_of_part) {
+    const std::array<int64_t, 2> sizes{std::min(rows_of_part, rows - begin), size}, strides{size, 1};
+    const auto view = [&](const Tensor& tensor) {
+      return at::native::as_strided_tensorimpl(tensor, sizes, strides, tensor.storage_offset() + begin * size);
+    };
+    Stack stack;
+    stack.reserve(5);
+    torch::jit::push(stack, view(own_grad), view(own_y), int64_t(1), dtype);
+    parts.push_back({std::move(stack), view(result)});
+  }
+  call_parts(find(own.key, own.row.detail), parts, executor);
+  return result;
+}
 template <bool IS_LOG>
 Tensor softmax_gradient(Override& own, const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
   const TorchOnOneThreadInChild own_thread;
   if (grad.scalar_type() == dtype && y.scalar_type() == dtype && grad.sizes() == y.sizes() &&
-      grad.layout() == at::kStrided && is_along_columns(y, dim)) {
-    own.served.count("softmax of columns");
-    return along_columns(y, dim, IS_LOG, grad);
+      grad.layout() == at::kStrided && y.layout() == at::kStrided && y.numel() > 0 && y.dim() > 0) {
+    if (is_along_columns(y, dim)) {
+      own.served.count("softmax of columns");
+      return along_columns(y, dim, IS_LOG, grad);
+    }
+    if (!IS_LOG && dtype == at::kFloat) return gradient_of_rows(own, grad, y, dim, dtype);
   }
   own.left.count(kDoesNotVary);
   return own.call_original(grad, y, dim, dtype);
@@ -293,7 +330,7 @@ const std::vector<Row>& functions() {
         {"_softmax.out", into_result<softmax<false>>, "_softmax"},
         {"_log_softmax", with_new_result<softmax<true>>},
         {"_log_softmax.out", into_result<softmax<true>>, "_log_softmax"},
-        {"_softmax_backward_data", with_new_result<softmax_gradient<false>>},
+        {"_softmax_backward_data", with_new_result<softmax_gradient<false>>, "_softmax_backward_data.out"},
         {"_softmax_backward_data.out", into_result<softmax_gradient<false>>, "_softmax_backward_data"},
         {"_log_softmax_backward_data", with_new_result<softmax_gradient<true>>},
         {"_log_softmax_backward_data.out", into_result<softmax_gradient<true>>, "_log_softmax_backward_data"},

@@ -791,8 +791,8 @@ def test_sums(dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [*REDUCTIONS, *SHARES])
 def test_sums_and_their_gradients_on_any_number_of_threads(name, dtype):
-    """Few long rows, each of several chunks that threads share out, and columns of any number; without the mode torch's
-    sums, norms and shares vary here.
+    """Few long rows, each of several chunks that threads share out, columns of any number, and many rows that fill no
+    vectors; without the mode torch's sums, norms and shares vary here.
     """
 
     def both(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -801,13 +801,13 @@ def test_sums_and_their_gradients_on_any_number_of_threads(name, dtype):
         return y.detach(), torch.autograd.grad(y, x, y.detach().cos())[0]
 
     with torch_tiledmm.enabled():
-        for x, dim in ((torch.randn(3, 2, 40_001), 2), (torch.randn(5, 70, 333), 1)):
-            x = x.to(dtype)
+        for size, dim, rows in (((3, 2, 40_001), 2, 1), ((5, 70, 333), 1, 1), ((301, 1, 31), 2, 100)):
+            x = torch.randn(size).to(dtype)
             whole = both(x, dim)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                for part, own in zip(both(x[1:2], dim), whole, strict=True):
-                    assert torch.equal(part, own[1:2]), threads
+                for part, own in zip(both(x[1 : 1 + rows], dim), whole, strict=True):
+                    assert torch.equal(part, own[1 : 1 + rows]), threads
                 if dim == 1 and name != "sum of two":
                     for part, own in zip(both(x[..., 3:36].contiguous(), dim), whole, strict=True):
                         assert torch.equal(part, own[..., 3:36]), threads
