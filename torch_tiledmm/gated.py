@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .dispatch import check_algorithm
 from .modules import LinearSwap, TiledLinear, obstacle
-from .ops import TORCH_ACTIVATIONS, gated_linear, has_own_products
+from .ops import TORCH_ACTIVATIONS, _alike, gated_linear, has_own_products
 
 GATES = tuple(TORCH_ACTIVATIONS)
 # Classes of transformers by what they call their layers: two of one size, or one that holds both.
@@ -22,13 +22,16 @@ class TiledGatedMLP(nn.Module):
     """`down(activation(gate(x)) * up(x))`, whose first half is one call of `gated_linear`.
 
     Shapes: input and output (..., hidden_size). Dtypes: float32, float64, float16, bfloat16. The layers are called
-    gate_proj, up_proj and down_proj, as in transformers' Llama, so that a state_dict of those fits.
+    gate_proj, up_proj and down_proj, as in transformers' Llama, so that a state_dict of those fits. Other modules may
+    be put in their places. Where gate_proj or up_proj is more than a weight and a bias when it is called, as one with
+    hooks, an adapter, a precision, an activation or another algorithm, both are called.
 
     Args:
         hidden_size, intermediate_size: of input and output, and of what is between the layers.
         bias: of all three layers.
         activation: "silu", "gelu", "gelu_tanh" or "relu".
-        algorithm, keeps_sums: as in `gated_linear`.
+        algorithm: as in `gated_linear`; also that of the layers.
+        keeps_sums: as in `gated_linear`.
         device, dtype: as in nn.Linear.
 
     Raises:
@@ -61,19 +64,22 @@ class TiledGatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
-        if gate.precision is not None or up.precision is not None:
-            halves = torch.ops.tiledmm.gated.default(gate(x), up(x), activation=self.activation)
-            return self.down_proj(halves)  # type: ignore[no-any-return]
-        product = gated_linear(
-            x,
-            gate.weight,
-            up.weight,
-            gate.bias,
-            up.bias,
-            activation=self.activation,
-            algorithm=self.algorithm,
-            keeps_sums=self.keeps_sums,
-        )
+        accepted = ("auto", self.algorithm)
+        if _is_plain(gate, accepted) and _is_plain(up, accepted):
+            of_gate, of_up = gate._parameters, up._parameters
+            product = gated_linear(
+                x,
+                of_gate["weight"],  # type: ignore[arg-type]
+                of_up["weight"],
+                of_gate["bias"],
+                of_up["bias"],
+                activation=self.activation,
+                algorithm=self.algorithm,
+                keeps_sums=self.keeps_sums,
+            )
+        else:
+            gate_sum, up_sum = _alike(gate(x), up(x), None)
+            product = torch.ops.tiledmm.gated.default(gate_sum, up_sum, activation=self.activation)
         out: Tensor = self.down_proj(product)
         return out
 
@@ -146,18 +152,22 @@ def _layers(module: nn.Module) -> tuple[Any, ...]:
     return tuple(getattr(module, name, None) for name in names)
 
 
-def _is_plain(layer: nn.Module | None) -> bool:
-    """Whether to call a layer is to multiply by its weight and to add its bias."""
+def _is_plain(layer: nn.Module | None, algorithms: tuple[str, ...] | None = None) -> bool:
+    """Whether to call a layer is to multiply by its weight and to add its bias, by one of some algorithms."""
     if type(layer) is TiledLinear:
         if layer.activation != "none" or layer.out_dtype is not None or layer.precision is not None:
+            return False
+        if algorithms is not None and layer.algorithm not in algorithms:
             return False
     elif type(layer) is not nn.Linear:
         return False
     own = vars(layer)
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    weight = own["_parameters"].get("weight")  # a parametrized layer has none
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return False
+    parameters = own["_parameters"]
+    weight = parameters.get("weight")  # a parametrized layer has none
     is_read = weight is not None and weight.layout == torch.strided and not has_own_products(weight)
-    return is_read and "forward" not in own and not any(own[name] for name in hooks)
+    return is_read and "bias" in parameters and "forward" not in own
 
 
 def _reason_to_keep(module: nn.Module) -> str:

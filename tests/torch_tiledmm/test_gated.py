@@ -289,3 +289,56 @@ def test_refusals_of_a_stacked_weight():
     for options in ({"up_bias": torch.zeros(20)}, {"gate_bias": torch.zeros(20)}):
         with pytest.raises(RuntimeError, match=r"accepted is one gate_bias of shape \[40\]"):
             gated_linear(x, weight, **options)
+
+
+def test_the_module_calls_layers_that_are_more_than_a_weight_and_a_bias():
+    """Planted bugs that this caught: a check of gate alone, and none of hooks, of a layer's class or algorithm."""
+
+    class Adapter(nn.Module):
+        def __init__(self, inner: nn.Linear) -> None:
+            super().__init__()
+            self.inner, self.weight, self.bias = inner, inner.weight, inner.bias
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + 1
+
+    def hooked(layer: nn.Module) -> None:
+        layer.register_forward_hook(lambda module, given, out: out + 1)
+
+    def with_activation(layer: nn.Module) -> None:
+        layer.activation = "relu"
+
+    def in_more_bits(layer: nn.Module) -> None:
+        layer.out_dtype = torch.float32
+
+    def parametrized(layer: nn.Module) -> None:
+        torch.nn.utils.parametrizations.weight_norm(layer)
+
+    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    for name in ("gate_proj", "up_proj"):
+        for change in (hooked, with_activation, in_more_bits, parametrized, Adapter):
+            mlp = TiledGatedMLP(8, 16, bias=True, dtype=torch.bfloat16)
+            plain = mlp(x)
+            setattr(mlp, name, change(getattr(mlp, name)) or getattr(mlp, name))
+            expected = mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+            torch.testing.assert_close(mlp(x), expected, rtol=0.05, atol=0.05)
+            assert change is parametrized or not torch.equal(mlp(x), plain)
+
+
+def test_the_module_calls_layers_of_another_algorithm():
+    mlp = TiledGatedMLP(8, 16)
+    mlp.gate_proj.algorithm = "wgmma"  # which no CPU has
+    with pytest.raises(NotImplementedError, match="wgmma"):
+        mlp(torch.randn(3, 8))
+    mlp.gate_proj.algorithm, mlp.algorithm = "auto", "wgmma"
+    with pytest.raises(NotImplementedError, match="wgmma"):
+        mlp(torch.randn(3, 8))
+
+
+def test_the_module_of_restored_layers():
+    mlp, x = TiledGatedMLP(8, 16), torch.randn(3, 8)
+    expected = mlp(x)
+    assert len(torch_tiledmm.restore_linear(mlp).replaced) == 3
+    assert torch.equal(mlp.down_proj(gated_linear(x, mlp.gate_proj.weight, mlp.up_proj.weight)), mlp(x))
+    torch.testing.assert_close(mlp(x), expected)
+    assert torch.equal(torch.compile(mlp, fullgraph=True, backend="eager")(x), mlp(x))
