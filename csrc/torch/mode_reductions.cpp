@@ -117,12 +117,14 @@ Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Sca
 }
 
 // The operand in the dtype in which it is to be summed; undefined, with the reason counted, where torch is to do it.
-// On GPUs results in 16 bits were not found to vary (benchmarks/what_varies.py), unless they are running sums.
-Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype, bool is_running = false) {
+// On GPUs results in 16 bits were not found to vary (benchmarks/what_varies.py), unless they are running sums. A sum's
+// elements are rounded to its dtype first, as torch's are, a mean's are not.
+enum class Kind { sum, mean, running_sum };
+Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype, Kind kind = Kind::sum) {
   const ScalarType result = dtype.value_or(x.scalar_type());
   const char* reason = !dtype_of(x.scalar_type()) || !dtype_of(result) ? kOtherDtype
                        : x.layout() != at::kStrided                    ? kOtherLayout
-                       : own.key != c10::DispatchKey::CPU && !is_running && result != type_of_sums(result)
+                       : own.key != c10::DispatchKey::CPU && kind != Kind::running_sum && result != type_of_sums(result)
                            ? kDoesNotVary
                            : nullptr;
   if (reason) {
@@ -132,7 +134,8 @@ Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>&
   own.served.count(kKernel);
   const TorchOnOneThreadInChild own_thread;
   // 16 bits are summed in 32, also where that is the result's dtype.
-  return result == at::kFloat && type_of_sums(x.scalar_type()) == at::kFloat ? x : x.to(result);
+  const ScalarType of_terms = kind == Kind::mean ? type_of_sums(result) : result;
+  return of_terms == at::kFloat && type_of_sums(x.scalar_type()) == at::kFloat ? x : x.to(of_terms);
 }
 
 void write(const Tensor& result, Tensor& out) {
@@ -152,7 +155,7 @@ Tensor summed(const Tensor& x, ScalarType dtype, OptionalIntArrayRef dims, bool 
 template <bool IS_MEAN>
 Kernel sum(Override& own) {
   return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, bool keepdim, std::optional<ScalarType> dtype) {
-    const Tensor x = accepted(own, self, dtype);
+    const Tensor x = accepted(own, self, dtype, IS_MEAN ? Kind::mean : Kind::sum);
     return x.defined() ? summed<IS_MEAN>(x, dtype.value_or(self.scalar_type()), dims, keepdim)
                        : own.call_original(self, dims, keepdim, dtype);
   });
@@ -162,7 +165,7 @@ Kernel sum_out(Override& own) {
   return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, bool keepdim, std::optional<ScalarType> dtype,
                        Tensor& out) -> Tensor& {
     const bool is_of_out = dtype.value_or(out.scalar_type()) == out.scalar_type();
-    const Tensor x = is_of_out ? accepted(own, self, out.scalar_type()) : Tensor();
+    const Tensor x = is_of_out ? accepted(own, self, out.scalar_type(), IS_MEAN ? Kind::mean : Kind::sum) : Tensor();
     if (x.defined()) {
       write(summed<IS_MEAN>(x, out.scalar_type(), dims, keepdim), out);
     } else {
@@ -185,7 +188,9 @@ template <bool IS_ROOT>
 Kernel var_out(Override& own) {
   return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction,
                        bool keepdim, Tensor& out) -> Tensor& {
-    const Tensor x = accepted(own, self, std::nullopt);
+    const bool is_of_out = out.scalar_type() == self.scalar_type();
+    if (!is_of_out) own.left.count("a result of another dtype");
+    const Tensor x = is_of_out ? accepted(own, self, std::nullopt) : Tensor();
     if (x.defined()) {
       write(spread<IS_ROOT>(x, dims, correction, keepdim), out);
     } else {
@@ -211,11 +216,12 @@ Kernel var_mean(Override& own) {
   });
 }
 
-// The norms of order 1 and 2.
+// The norms of order 1 and 2. That of one element is its magnitude, whose square may be none of its dtype.
 Tensor norm_of(const Tensor& x, double order, ScalarType dtype, OptionalIntArrayRef dims, bool keepdim) {
   Reduced reduced(x, dims);
-  reduced.problem.term = order == 2 ? Term::square : Term::magnitude;
-  reduced.problem.takes_root = order == 2;
+  const bool has_squares = order == 2 && reduced.problem.k != 1;
+  reduced.problem.term = has_squares ? Term::square : Term::magnitude;
+  reduced.problem.takes_root = has_squares;
   return reduced.compute(dtype, keepdim);
 }
 Tensor accepted_for_norm(Override& own, const Scalar& order, const Tensor& x, const std::optional<ScalarType>& dtype) {
@@ -223,8 +229,8 @@ Tensor accepted_for_norm(Override& own, const Scalar& order, const Tensor& x, co
     own.left.count("a norm of an order other than 1 and 2");
     return {};
   }
-  // A norm in a dtype of fewer bits raises.
-  return dtype && c10::elementSize(*dtype) < x.itemsize() ? Tensor() : accepted(own, x, dtype);
+  // A norm in a dtype that holds not all of the operand's numbers raises.
+  return dtype && c10::promoteTypes(x.scalar_type(), *dtype) != *dtype ? Tensor() : accepted(own, x, dtype);
 }
 Kernel norm(Override& own) {
   return Kernel([&own](const Tensor& self, const Scalar& order, OptionalIntArrayRef dims, bool keepdim,
@@ -257,13 +263,13 @@ Tensor running(const Tensor& given, int64_t dim, ScalarType dtype) {
 }
 Kernel cumsum(Override& own) {
   return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype) {
-    const Tensor x = accepted(own, self, dtype, true);
+    const Tensor x = accepted(own, self, dtype, Kind::running_sum);
     return x.defined() ? running(x, dim, dtype.value_or(self.scalar_type())) : own.call_original(self, dim, dtype);
   });
 }
 Kernel cumsum_out(Override& own) {
   return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype, Tensor& out) -> Tensor& {
-    const Tensor x = accepted(own, self, out.scalar_type(), true);
+    const Tensor x = accepted(own, self, out.scalar_type(), Kind::running_sum);
     if (x.defined()) {
       write(running(x, dim, out.scalar_type()), out);
     } else {
@@ -274,7 +280,7 @@ Kernel cumsum_out(Override& own) {
 }
 Kernel cumsum_in_place(Override& own) {
   return Kernel([&own](Tensor& self, int64_t dim, std::optional<ScalarType> dtype) -> Tensor& {
-    const Tensor x = accepted(own, self, std::nullopt, true);
+    const Tensor x = accepted(own, self, std::nullopt, Kind::running_sum);
     if (x.defined()) {
       self.copy_(running(x, dim, dtype.value_or(self.scalar_type())));
     } else {

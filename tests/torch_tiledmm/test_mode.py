@@ -266,6 +266,7 @@ def test_a_result_is_resized():
         lambda: torch.ones(2, 3, device="meta") @ torch.ones(3, 2, device="meta"),
         lambda: torch.sigmoid(torch.arange(3)),
         lambda: torch.pow(torch.ones(3), 1 + 2j),
+        lambda: torch.var(300 * torch.arange(21.0).half().view(7, 3), 1, out=torch.full((7,), torch.nan)),
     ],
 )
 def test_what_is_not_served_is_torch_s(call):
@@ -285,6 +286,9 @@ def test_what_is_not_served_is_torch_s(call):
         lambda: torch.mm(torch.randn(2, 3), torch.randn(3, 2).double()),
         lambda: torch.dot(torch.randn(2), torch.randn(3)),
         lambda: torch.addmm(torch.randn(5), torch.randn(2, 3), torch.randn(3, 2)),
+        lambda: torch.std(torch.randn(2, 3), 1, out=torch.zeros(2, dtype=torch.int64)),
+        lambda: torch.linalg.vector_norm(torch.randn(5).half(), dtype=torch.bfloat16),
+        lambda: torch.linalg.vector_norm(torch.randn(5).bfloat16(), dtype=torch.float16),
     ],
 )
 def test_torch_s_errors_stay(call):
@@ -811,6 +815,26 @@ def test_sums_and_their_gradients_on_any_number_of_threads(name, dtype):
                 if dim == 1 and name != "sum of two":
                     for part, own in zip(both(x[..., 3:36].contiguous(), dim), whole, strict=True):
                         assert torch.equal(part, own[..., 3:36]), threads
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.tensor([[7e4, 1, 2], [3, 4, 5]]).mean(1, dtype=torch.float16),
+        lambda: torch.mean(torch.tensor([[7e4, 1, 2], [3, 4, 5]]), 1, out=torch.full((2,), torch.nan).half()),
+        lambda: torch.tensor([7e4, 1, 2]).bfloat16().mean(0, dtype=torch.float16),
+        lambda: torch.tensor([[1e25], [-1e-25]]).norm(dim=1),
+        lambda: F.normalize(torch.tensor([[1e25], [-3.0]])),
+        lambda: torch.linalg.vector_norm(torch.tensor(-3e20).bfloat16()),
+    ],
+)
+def test_sums_of_large_numbers(call):
+    """Those that no dtype on the way to the result may round or square."""
+    expected = call()
+    assert expected.isfinite().all() and expected.any()
+    with torch_tiledmm.enabled():
+        torch.testing.assert_close(call(), expected, atol=0, rtol=1e-6)
+        assert not left()
 
 
 @pytest.mark.parametrize("name", SHARES)
