@@ -122,8 +122,9 @@ Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Sca
 enum class Kind { sum, mean, running_sum };
 Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype, Kind kind = Kind::sum) {
   const ScalarType result = dtype.value_or(x.scalar_type());
-  const char* reason = !dtype_of(x.scalar_type()) || !dtype_of(result) ? kOtherDtype
-                       : x.layout() != at::kStrided                    ? kOtherLayout
+  const char* reason = c10::isIntegralType(result, true)                 ? kDoesNotVary
+                       : !dtype_of(x.scalar_type()) || !dtype_of(result) ? kOtherDtype
+                       : x.layout() != at::kStrided                      ? kOtherLayout
                        : own.key != c10::DispatchKey::CPU && kind != Kind::running_sum && result != type_of_sums(result)
                            ? kDoesNotVary
                            : nullptr;

@@ -714,6 +714,9 @@ def test_report():
     for name in ("convolution", "gru", "nansum", "prod"):
         assert any(line.startswith(name) for line in report.may_vary), name
     assert "nothing that was seen" not in text
+    with torch_tiledmm.enabled():  # integers do not vary
+        (a > 0).sum(1), a.sum(1, dtype=torch.int64), torch.sum(a.long(), 1, out=torch.empty(7, dtype=torch.int64))
+        assert torch_tiledmm.report().may_vary == ()
 
 
 def test_a_program_is_run(tmp_path):
