@@ -241,6 +241,13 @@ Kernel activated_out(Override& own) {
   });
 }
 
+// A result of groups, whose rows begin at multiples of 16 bytes, as torch's do.
+Tensor new_groups(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  std::vector<int64_t> padded = sizes.vec();
+  padded.back() = round_up(sizes.back(), 16 / int64_t(options.dtype().itemsize()));
+  return new_result(padded, options).narrow(-1, 0, sizes.back());
+}
+
 // Groups. On a GPU by a kernel of production alone: those of the ladder would take longer than torch's.
 const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                             const std::optional<Tensor>& bias, OptionalDtype out_dtype, Tensor& out) {
@@ -259,7 +266,7 @@ const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, con
   } catch (const c10::Error&) {
     return "operands that do not fit";
   }
-  out = new_result(shape->out, a.options().dtype(result));
+  out = new_groups(shape->out, a.options().dtype(result));
   const auto multiply = [&](int32_t algorithm) {
     const bool by_production = shape->form != GroupedForm::batch;
     return grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, algorithm, Tensor(), by_production);
@@ -480,7 +487,7 @@ const char* multiply_scaled_groups(Override& own, const ScaledCall& call, const 
   } catch (const c10::Error&) {
     return "operands that do not fit";
   }
-  const Tensor own_out = new_result(shape->groups.out, call.a.options().dtype(result));
+  const Tensor own_out = new_groups(shape->groups.out, call.a.options().dtype(result));
   const auto multiply = [&](int32_t algorithm) {
     return scaled_grouped_into(call.a, call.b, call.scale_a, call.scale_b, *offs, call.bias, own_out, *shape, dtypes,
                                Activation::none, algorithm, call.a.is_cpu());
