@@ -6,12 +6,16 @@ people's modules, gradients, compiled graphs. csrc/torch/mode*.cpp puts the kern
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
+import threading
 import warnings
-from collections.abc import Iterable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator, ExitStack
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +32,7 @@ _INDUCTOR = {
     "max_autotune_gemm": False,
     "cpp.weight_prepack": False,  # oneDNN's layers for frozen weights
 }
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,21 @@ class _Settings:
     cover: tuple[str, ...]
 
 
+@dataclass
+class _Block:
+    """A `with enabled()` that is open."""
+
+    owner: enabled
+    before: _Settings | None  # what was in force when it was opened
+
+
 class _Process:
     """What is on in this process, and how to take it back."""
 
+    lock = threading.RLock()  # whoever changes something holds it
     settings: _Settings | None = None
-    undo: list[Any] = []
+    blocks: list[_Block] = []  # in the order in which they were opened
+    undo = ExitStack()
 
 
 def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER) -> None:
@@ -80,15 +95,8 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
         ValueError: a word that is not accepted.
     """
     settings = _checked(algorithm, devices, cover)
-    if _Process.settings is None:
-        torch.ops.tiledmm._clear_mode_counts()
-    if _has_compiled():
-        warnings.warn(
-            "torch_tiledmm.enable: what torch.compile has compiled before may hold products of its own; "
-            "torch._dynamo.reset() has it compiled anew",
-            stacklevel=2,
-        )
-    _apply(settings)
+    _warn_of_compiled_code()
+    _untraced(_switch_on, settings)
 
 
 def _checked(algorithm: str, devices: Iterable[str], cover: Iterable[str]) -> _Settings:
@@ -105,7 +113,7 @@ def _checked(algorithm: str, devices: Iterable[str], cover: Iterable[str]) -> _S
 
 def disable() -> None:
     """torch's own kernels compute again; nothing of the mode is left. The counts of `report` stay."""
-    _apply(None)
+    _untraced(_apply, None)
 
 
 def is_enabled() -> bool:
@@ -114,39 +122,110 @@ def is_enabled() -> bool:
 
 
 class enabled(ContextDecorator):
-    """Context manager and decorator: `enable` inside, and what was before afterwards. It holds for all threads."""
+    """Context manager and decorator: `enable` inside, and what was before afterwards. It holds for all threads.
+
+    Blocks of several threads or tasks may overlap: the one that was opened last is in force until it ends, and so is
+    what `enable` or `disable` change in it. A decorated function, generator or coroutine has such a block as its body.
+
+    Args:
+        algorithm, devices, cover: as in `enable`.
+
+    Raises:
+        ValueError: a word that is not accepted. TypeError: what is decorated is an async generator.
+    """
 
     def __init__(
         self, algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER
     ) -> None:
         self._settings = _checked(algorithm, devices, cover)
-        self._before: list[_Settings | None] = []
 
     def __enter__(self) -> enabled:
-        before = _Process.settings
-        own = self._settings
-        enable(own.algorithm, devices=own.devices, cover=own.cover)
-        self._before.append(before)
+        _warn_of_compiled_code()
+        _untraced(_open_block, self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _apply(self._before.pop())
+        _untraced(_close_block, self)
+
+    def __call__(self, func: _Function) -> _Function:
+        if inspect.isasyncgenfunction(func):
+            raise TypeError(f"enabled: got the async generator {func.__name__}; put a `with` block into its body")
+        inside: Any = super().__call__(func)
+        if inspect.iscoroutinefunction(func):
+
+            @functools.wraps(func)
+            async def inside(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await func(*args, **kwargs)
+
+        elif inspect.isgeneratorfunction(func):
+
+            @functools.wraps(func)
+            def inside(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return (yield from func(*args, **kwargs))
+
+        return inside  # type: ignore[no-any-return]
+
+
+def _untraced(function: Callable[..., Any], *arguments: object) -> Any:
+    """What changes or asks the process is no part of a graph, so torch.compile calls it in the middle of its code."""
+    is_traced = "torch._dynamo" in sys.modules  # importing it takes seconds, which a program may not need
+    return (torch.compiler.disable(function) if is_traced else function)(*arguments)
+
+
+def _warn_of_compiled_code() -> None:
+    if _untraced(_has_compiled):
+        warnings.warn(
+            "torch_tiledmm.enable: what torch.compile has compiled before may hold products of its own; "
+            "torch._dynamo.reset() has it compiled anew",
+            stacklevel=3,
+        )
+
+
+def _switch_on(settings: _Settings) -> None:
+    with _Process.lock:
+        if _Process.settings is None:
+            torch.ops.tiledmm._clear_mode_counts()
+        _apply(settings)
+
+
+def _open_block(owner: enabled) -> None:
+    with _Process.lock:
+        block = _Block(owner, _Process.settings)
+        _switch_on(owner._settings)
+        _Process.blocks.append(block)
+
+
+def _close_block(owner: enabled) -> None:
+    with _Process.lock:
+        blocks = _Process.blocks
+        place = max(i for i, block in enumerate(blocks) if block.owner is owner)
+        before = blocks.pop(place).before
+        if place < len(blocks):
+            blocks[place].before = before  # the block that was opened on top of it stays in force
+        else:
+            _apply(before)
 
 
 def _apply(settings: _Settings | None) -> None:
-    while _Process.undo:
-        _Process.undo.pop()()
-    torch.ops.tiledmm._set_mode("auto", [], [])
-    _Process.settings = None
-    if settings is None:
-        return
-    groups = [word for word in settings.cover if word != "inductor"]
-    torch.ops.tiledmm._set_mode(settings.algorithm, list(settings.devices), [*groups, "watched"])
-    _Process.settings = settings
-    if "attention" in settings.cover:
-        _choose_attention()
-    if "inductor" in settings.cover:
-        _keep_products_in_aten()
+    with _Process.lock:
+        if settings == _Process.settings:
+            return  # products of other threads would be torch's own for a moment
+        _Process.settings = None
+        _Process.undo.close()
+        if settings is None:
+            return
+        groups = [word for word in settings.cover if word != "inductor"]
+        with ExitStack() as undo:  # which takes back what was done before something fails
+            undo.callback(torch.ops.tiledmm._set_mode, "auto", [], [])
+            torch.ops.tiledmm._set_mode(settings.algorithm, list(settings.devices), [*groups, "watched"])
+            if "attention" in settings.cover:
+                _choose_attention(undo)
+            if "inductor" in settings.cover:
+                _keep_products_in_aten(undo)
+            _Process.undo = undo.pop_all()
+        _Process.settings = settings
 
 
 def _has_compiled() -> bool:
@@ -155,7 +234,7 @@ def _has_compiled() -> bool:
     return dynamo is not None and dynamo.counters["stats"].get("unique_graphs", 0) > 0
 
 
-def _choose_attention() -> None:
+def _choose_attention(undo: ExitStack) -> None:
     """Leaves efficient attention and math, which is all that a CPU has then, also where the program forgoes it."""
     backends = torch.backends.cuda  # they hold for the CPU, too
     for is_on, switch, wanted in (
@@ -164,29 +243,50 @@ def _choose_attention() -> None:
         (backends.math_sdp_enabled, backends.enable_math_sdp, True),
     ):
         if is_on() != wanted:
+            undo.callback(switch, not wanted)
             switch(wanted)
-            _Process.undo.append(lambda switch=switch, before=not wanted: switch(before))
 
 
-def _keep_products_in_aten() -> None:
+def _keep_products_in_aten(undo: ExitStack) -> None:
     import torch._inductor.config as config
     import torch._inductor.decomposition as inductor
     import torch._inductor.lowering as lowering
 
-    patch = config.patch(_INDUCTOR)
-    patch.__enter__()
-    _Process.undo.append(lambda: patch.__exit__(None, None, None))
+    _set_in_all_threads(config, _INDUCTOR, undo)
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
     ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     for table in (inductor.decompositions, inductor.fast_random_decomps()):
         taken = {op: table.pop(op) for op in ops if op in table}
-        _Process.undo.append(lambda table=table, taken=taken: table.update(taken))
+        undo.callback(table.update, taken)
     # Inductor calls aten where it has neither a decomposition nor code of its own; left to find that out by itself, it
     # raises in programs with CI in their environment.
     for op in ops:
         if op not in lowering.lowerings:
+            undo.callback(lowering.lowerings.pop, op, None)
             lowering.make_fallback(op, warn=False)
-            _Process.undo.append(lambda op=op: lowering.lowerings.pop(op, None))
+
+
+def _set_in_all_threads(config: Any, settings: dict[str, Any], undo: ExitStack) -> None:
+    """Sets what config.patch sets in one thread alone, where torch keeps a setting as a ContextVar. Another one, whose
+    default is the new value, takes its place. torch 2.11 keeps the value itself.
+    """
+    undo.callback(_forget_copies, config)
+    for name, value in settings.items():
+        entry = config._config[name]
+        before = entry.user_override
+        undo.callback(setattr, entry, "user_override", before)
+        entry.user_override = ContextVar(name, default=value) if isinstance(before, ContextVar) else value
+    _forget_copies(config)
+
+
+def _forget_copies(config: Any) -> None:
+    """Drops a config's copies of its settings, of which keys of Inductor's caches are made, in all threads."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, ContextVar):
+            empty = Context().run(value.get)
+            vars(config)[name] = ContextVar(value.name, default=empty)
+        elif name == "_is_dirty":  # of torch 2.11
+            vars(config)[name] = True
 
 
 @dataclass(frozen=True)
@@ -222,6 +322,10 @@ def report() -> Report:
     """What was computed since `enable`, by which kernel, what torch's own kernels computed and why, and what of this
     program may still vary with the batch. A product that a CUDA graph replays is counted once, when it is captured.
     """
+    return _untraced(_report)  # type: ignore[no-any-return]
+
+
+def _report() -> Report:
     served: list[Calls] = []
     left: list[Calls] = []
     for line in torch.ops.tiledmm._mode_counts().splitlines():
