@@ -95,6 +95,8 @@ struct Halves {
   Tensor gate, up;
   Halves(const Tensor& both, int64_t dim) {
     if (!both.defined()) return;
+    TORCH_CHECK(both.sym_size(dim) % 2 == 0, "tiledmm: got shape ", both.sym_sizes(), "; accepted is an even size of ",
+                "dimension ", dim, ", half of it gate's and half of it up's");
     const std::vector<Tensor> parts = both.chunk(2, dim);
     gate = parts[0], up = parts[1];
   }

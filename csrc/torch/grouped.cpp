@@ -87,8 +87,8 @@ Tensor compute_gated_grouped(const Tensor& a, const Tensor& gate, const Tensor& 
     if (outcome.status != Status::unsupported) return outcome.raise(), out;
   }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
-  const Tensor gate_sum = grouped_matmul(a, gate, offs, gate_bias, of_sums, "none", algorithm);
-  const Tensor up_sum = grouped_matmul(a, up, offs, up_bias, of_sums, "none", algorithm);
+  const Tensor gate_sum = grouped_matmul(a, gate, offs, bias_of_sum(gate_bias, dtypes), of_sums, "none", algorithm);
+  const Tensor up_sum = grouped_matmul(a, up, offs, bias_of_sum(up_bias, dtypes), of_sums, "none", algorithm);
   return compute_gated(gate_sum, up_sum, activation, dtypes.result, kept);
 }
 

@@ -312,6 +312,13 @@ bool may_be_one_pass(const Tensor& gate, const Tensor& up, const std::optional<T
          dtypes.a == dtypes.c && dtypes.b == dtypes.c;
 }
 
+std::optional<Tensor> bias_of_sum(const std::optional<Tensor>& bias, const ProductDtypes& dtypes) {
+  if (!bias || !bias->defined()) return bias;
+  const TorchOnOneThreadInChild own_thread;
+  const DType own = to_dtype("bias", *bias);
+  return own == dtypes.a || own == dtypes.b ? *bias : bias->to(dtypes.c == DType::f64 ? at::kDouble : at::kFloat);
+}
+
 namespace {
 
 // In one pass, or both sums in the type of accumulators, then a pass over them: the bits are the same. The sums are
@@ -343,8 +350,8 @@ Tensor compute_gated_linear(const Tensor& input, const Tensor& gate, const Tenso
     if (outcome.status != Status::unsupported) return outcome.raise(), out;
   }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
-  const Tensor gate_sum = linear(input, gate, gate_bias, "none", algorithm, of_sums);
-  const Tensor up_sum = linear(input, up, up_bias, "none", algorithm, of_sums);
+  const Tensor gate_sum = linear(input, gate, bias_of_sum(gate_bias, dtypes), "none", algorithm, of_sums);
+  const Tensor up_sum = linear(input, up, bias_of_sum(up_bias, dtypes), "none", algorithm, of_sums);
   return compute_gated(gate_sum, up_sum, activation, dtypes.result, kept);
 }
 

@@ -120,6 +120,9 @@ Outcome scaled_grouped_into(const at::Tensor& a, const at::Tensor& b, const at::
 // Raises where groups' ends, on the CPU, decrease or leave `size`.
 void check_offs(const at::Tensor& offs, int64_t size);
 
+// The bias of a gated layer's sum in the type of accumulators, as a product with that result takes it: in an operand's
+// dtype or the sum's.
+std::optional<at::Tensor> bias_of_sum(const std::optional<at::Tensor>& bias, const ProductDtypes& dtypes);
 // activation(gate) * up, which may be `kept`, too (matmul.cpp).
 at::Tensor compute_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
                          OptionalDtype out_dtype, KeptSums* kept = nullptr);

@@ -155,6 +155,14 @@ def test_other_dtypes():
         leaf = gate.clone().requires_grad_()
         (grad,) = torch.autograd.grad(gated_linear(own_x, leaf, up, out_dtype=out_dtype).sum(), leaf)
         assert grad.dtype == torch.bfloat16
+    wide = [tensor.float() for tensor in (x, gate, up)]
+    for needs_grad in (False, True):  # biases of the result's dtype alone
+        biases = [tensor.half().requires_grad_(needs_grad) for tensor in (gate_bias, up_bias)]
+        out = gated_linear(*wide, *biases, out_dtype=torch.float16)
+        own_sums = [linear(wide[0], wide[i + 1], biases[i].float()) for i in range(2)]
+        assert torch.equal(out, (OPS.activate(own_sums[0], "silu") * own_sums[1]).half())
+        if needs_grad:
+            assert all(grad.dtype == torch.float16 for grad in torch.autograd.grad(out.sum(), biases))
     with torch.autocast("cpu", torch.bfloat16):
         assert gated_linear(x.float(), gate.float(), up.float()).dtype == torch.bfloat16
 
@@ -289,6 +297,14 @@ def test_refusals_of_a_stacked_weight():
     for options in ({"up_bias": torch.zeros(20)}, {"gate_bias": torch.zeros(20)}):
         with pytest.raises(RuntimeError, match=r"accepted is one gate_bias of shape \[40\]"):
             gated_linear(x, weight, **options)
+    # What calls the operators themselves.
+    for size, bias in ((1, None), (3, None), (6, torch.zeros(1)), (4, torch.zeros(3))):
+        for needs_grad in (False, True):
+            own = torch.zeros(size, 30, requires_grad=needs_grad)
+            with pytest.raises(RuntimeError, match="accepted is an even size"):
+                OPS._stacked_gated_linear(x, own, bias)
+            with pytest.raises(RuntimeError, match="accepted is an even size"):
+                OPS._stacked_gated_grouped_matmul(x[None], own.mT[None], None, None if bias is None else bias[None])
 
 
 def test_the_module_calls_layers_that_are_more_than_a_weight_and_a_bias():

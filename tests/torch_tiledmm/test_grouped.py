@@ -286,6 +286,11 @@ def test_gated():
             own_bias = None if bias is None else bias[group]
             assert_same_bits(own_out, gated_linear(own_x, own_w.mT, None, own_bias, activation="gelu"))
         assert not out[29:].any()
+    x, weights, offs = operands("rows", (9, 0, 20, 2), 0, 34, 50, torch.float32)
+    bias = random(3, 34, dtype=torch.float16)  # of the result's dtype alone
+    wide = gated_grouped_matmul(x, weights, offs=offs, gate_bias=bias.float())
+    narrow = gated_grouped_matmul(x, weights, offs=offs, gate_bias=bias, out_dtype=torch.float16)
+    assert_same_bits(narrow, wide.half())
     x, weights, offs = operands("rows", (2, 0, 3, 1), 0, 4, 3, torch.float64)
     given = [x.requires_grad_(), weights.requires_grad_()]
     assert gradcheck(lambda x, w: gated_grouped_matmul(x, w, offs=offs), given)
