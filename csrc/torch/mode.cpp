@@ -15,6 +15,8 @@ namespace {
 
 using c10::DispatchKey;
 
+constexpr const char* kVaries = "a row's bits may depend on the batch";
+
 // Counts, and calls torch's kernel.
 struct Watch : c10::OperatorKernel {
   explicit Watch(Override& own) : own(own) {}
@@ -25,6 +27,18 @@ struct Watch : c10::OperatorKernel {
   }
 
   Override& own;
+};
+
+// The same for an operator that varies in training alone.
+struct WatchTraining : Watch {
+  using Watch::Watch;
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const c10::FunctionSchema& schema = op.schema();
+    const size_t place = stack->size() - schema.arguments().size() + size_t(*schema.argumentIndexWithName("training"));
+    if (!(*stack)[place].toBool()) return own.call(*stack);
+    Watch::operator()(op, keys, stack);
+  }
 };
 
 // The process's one mode. Its rows outlive it, as calls on other threads may.
@@ -48,7 +62,7 @@ constexpr Group kGroups[] = {
     {"products", products, true, true},     {"functions", functions, true, false},
     {"reductions", reductions, true, true}, {"reductions", running_sums, false, true},
     {"attention", attention, true, true},   {"decoding", decoding, false, true},
-    {"watched", watched, true, true},
+    {"watched", watched, true, true},       {"watched", watched_on_cpu, true, false},
 };
 
 // torch warns once in a process that an operator is overridden, which is what the user has asked for.
@@ -132,7 +146,6 @@ std::string counts() {
 
 // torch's kernels whose bits may depend on a row's place or on the size of its batch, or which multiply past the mode.
 const std::vector<Row>& watched() {
-  constexpr const char* kVaries = "a row's bits may depend on the batch";
   constexpr const char* kNotCovered = "a product that the mode does not cover";
   static const std::vector<Row> rows = {
       {"_scaled_dot_product_flash_attention", boxed<Watch>, kVaries},
@@ -155,11 +168,28 @@ const std::vector<Row>& watched() {
       {"cumprod", boxed<Watch>, kVaries},
       {"prod.dim_int", boxed<Watch>, kVaries},
       {"nansum", boxed<Watch>, kVaries},
+      {"linalg_multi_dot", boxed<Watch>, kVaries},
       {"_int_mm", boxed<Watch>, kNotCovered},
       {"_weight_int4pack_mm", boxed<Watch>, kNotCovered},
       {"_weight_int8pack_mm", boxed<Watch>, kNotCovered},
       {"_mixed_dtypes_linear", boxed<Watch>, kNotCovered},
       {"_cdist_forward", boxed<Watch>, kNotCovered},
+  };
+  return rows;
+}
+
+const std::vector<Row>& watched_on_cpu() {
+  constexpr const char* kVariesByThreads = "sums over the batch may depend on the number of threads";
+  static const std::vector<Row> rows = {
+      {"glu", boxed<Watch>, kVaries},
+      {"_fft_r2c", boxed<Watch>, kVaries},
+      {"_fft_c2r", boxed<Watch>, kVaries},
+      {"_fft_c2c", boxed<Watch>, kVaries},
+      {"native_group_norm_backward", boxed<Watch>, kVaries},
+      {"native_layer_norm_backward", boxed<Watch>, kVariesByThreads},
+      {"native_batch_norm", boxed<WatchTraining>, kVariesByThreads},
+      {"_native_batch_norm_legit", boxed<WatchTraining>, kVariesByThreads},
+      {"_native_batch_norm_legit.no_stats", boxed<WatchTraining>, kVariesByThreads},
   };
   return rows;
 }

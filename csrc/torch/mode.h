@@ -58,16 +58,17 @@ struct Row {
   const char* name;
   torch::CppFunction (*kernel)(Override& own);
   // functions(): the form that writes its last argument, or that makes its result; attention() and decoding(): what
-  // computes it; watched(): why the operator is.
+  // computes it; watched(), watched_on_cpu(): why the operator is.
   const char* detail = nullptr;
 };
-const std::vector<Row>& products();      // mode_products.cpp
-const std::vector<Row>& functions();     // mode_functions.cpp: of each element, on the CPU
-const std::vector<Row>& reductions();    // mode_reductions.cpp
-const std::vector<Row>& running_sums();  // mode_reductions.cpp: on GPUs
-const std::vector<Row>& attention();     // mode_attention.cpp
-const std::vector<Row>& decoding();      // mode_attention.cpp: on GPUs
-const std::vector<Row>& watched();       // mode.cpp: torch's own, which are counted
+const std::vector<Row>& products();        // mode_products.cpp
+const std::vector<Row>& functions();       // mode_functions.cpp: of each element, on the CPU
+const std::vector<Row>& reductions();      // mode_reductions.cpp
+const std::vector<Row>& running_sums();    // mode_reductions.cpp: on GPUs
+const std::vector<Row>& attention();       // mode_attention.cpp
+const std::vector<Row>& decoding();        // mode_attention.cpp: on GPUs
+const std::vector<Row>& watched();         // mode.cpp: torch's own, which are counted
+const std::vector<Row>& watched_on_cpu();  // mode.cpp
 
 // What stands for one operator at one dispatch key.
 struct Override {

@@ -208,6 +208,19 @@ struct Elementwise : c10::OperatorKernel {
   const Override& kernel;  // the form that writes its last argument
 };
 
+// A sum or difference of tensors. torch's own does not vary where what is added is not multiplied, and is called at
+// once.
+struct Added : Elementwise {
+  using Elementwise::Elementwise;
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    constexpr size_t kAlpha = 2;  // among the arguments
+    const size_t num_arguments = op.schema().arguments().size();
+    if ((*stack)[stack->size() - num_arguments + kAlpha].toScalar().equal(1)) return own.call(*stack);
+    Elementwise::operator()(op, keys, stack);
+  }
+};
+
 // ---- Softmax and its logarithm.
 // Along another dimension than the last torch computes whole vectors of columns by one code and the rest of a thread's
 // columns by another. There a kernel of ours does: of x, or of its result and the gradient of that.
@@ -334,6 +347,12 @@ const std::vector<Row>& functions() {
         {"_softmax_backward_data.out", into_result<softmax_gradient<false>>, "_softmax_backward_data"},
         {"_log_softmax_backward_data", with_new_result<softmax_gradient<true>>},
         {"_log_softmax_backward_data.out", into_result<softmax_gradient<true>>, "_log_softmax_backward_data"},
+        {"add.out", boxed<Added>, "add.out"},
+        {"add.Tensor", boxed<Added>, "add.out"},
+        {"add_.Tensor", boxed<Added>, "add.out"},
+        {"sub.out", boxed<Added>, "sub.out"},
+        {"sub.Tensor", boxed<Added>, "sub.out"},
+        {"sub_.Tensor", boxed<Added>, "sub.out"},
     };
     for (const auto& [out, make, change] : {
              std::array<const char*, 3>{"silu.out", "silu", "silu_"},
@@ -349,7 +368,13 @@ const std::vector<Row>& functions() {
              {"cosh.out", "cosh", "cosh_"},
              {"atan2.out", "atan2", "atan2_"},
              {"hypot.out", "hypot", "hypot_"},
+             {"atanh.out", "atanh", "atanh_"},
+             {"logaddexp.out", "logaddexp", nullptr},
+             {"logaddexp2.out", "logaddexp2", nullptr},
+             {"igamma.out", "igamma", "igamma_"},
+             {"special_i0e.out", "special_i0e", nullptr},
              {"softplus.out", "softplus", nullptr},
+             {"softshrink.out", "softshrink", nullptr},
              {"silu_backward.grad_input", "silu_backward", nullptr},
              {"gelu_backward.grad_input", "gelu_backward", nullptr},
              {"elu_backward.grad_input", "elu_backward", nullptr},
