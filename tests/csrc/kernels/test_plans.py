@@ -163,6 +163,7 @@ def test_tiles_of_mma_async_are_filled_and_rows_of_c_stored_along():
         (832, 1, 374144, "64x64", False),
         (359936, 256, 192, "128x256", False),  # all columns in a tile
         (3072, 768, 768, "192x96", True),  # else fewer rows of tiles than columns
+        (13349, 29099, 32, "128x256", False),  # threads store C: in few parts of a tile
     ],
 )
 def test_how_memory_is_read_decides_between_tiles_of_wgmma(m, n, k, block, is_exchanged):

@@ -2,7 +2,10 @@
 // of A's rows.
 #pragma once
 
+#include <utility>
+
 #include "kernels/cuda/shared/arguments.h"
+#include "kernels/cuda/shared/plan.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -247,85 +250,6 @@ __device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const
   finish_block_tile<Cfg>(acc, bias, args, buffers, consumer, item, row, tile_col, [] {});
 }
 
-// A warp's 16 rows of `num_rows`, of which `num_cols` columns, from a swizzled buffer of shared memory to `to`, word by
-// word of one or two elements: for a C that the copy engine cannot take. What depends on the row is known to the
-// compiler: the loop costs two instructions a word and the row's address.
-template <class Word>
-__device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t ldc, int num_rows, int num_cols) {
-  constexpr int kWords = 128 / int(sizeof(Word)), kElements = int(sizeof(Word)) / 2;
-  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  const char* from = buffer + warp * 16 * 128;
-  num_rows = min(num_rows - warp * 16, 16);
-#pragma unroll 1
-  for (int word = lane; word < kWords; word += 32) {
-    if (word * kElements >= num_cols) continue;
-    auto* to_word = static_cast<uint16_t*>(to) + word * kElements;
-#pragma unroll 1
-    for (int first = 0; first < num_rows; first += 8) {
-      Word words[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        words[i] = *reinterpret_cast<const Word*>(from + (first + i) * 128 + ((word * int(sizeof(Word))) ^ (i << 4)));
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (first + i < num_rows) *reinterpret_cast<Word*>(to_word) = words[i];
-        to_word += ldc;
-      }
-    }
-  }
-}
-
-// The same for a part of a tile whose neighbours follow it in other buffers. An instruction writes what a row has of
-// one line of the second-level cache, which takes a part of a sector for as much work as a whole one. So columns before
-// `to` come from the buffer `before` it, down to where a line begins, if `is_joined`; those behind the last line's
-// begin are left to the next part, if `is_followed`. Two elements form a word; one that is left at either end is stored
-// alone. ARE_PAIRS: rows begin with words.
-template <bool ARE_PAIRS>
-__device__ __forceinline__ void store_lines(const char* buffer, const char* before, void* to, int64_t ldc, int num_rows,
-                                            int num_cols, bool is_joined, bool is_followed) {
-  constexpr int kLine = 128, kRows = 16;  // bytes; of a warp
-  if (num_cols <= 0) return;
-  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  num_rows = min(num_rows - warp * kRows, kRows);
-  const int begin = is_joined ? -kLine : 0, end = is_followed ? kLine : min(2 * num_cols, kLine);
-  const auto load = [&](auto element, int row, int swizzle, int byte) {
-    const char* from = (byte < 0 ? before : buffer) + (warp * kRows + row) * kLine;
-    return *reinterpret_cast<const decltype(element)*>(from + ((byte & (kLine - 1)) ^ (swizzle << 4)));
-  };
-  const auto first_row = reinterpret_cast<uintptr_t>(to);
-#pragma unroll 1
-  for (int line = 0; line < (is_followed ? 1 : 2); ++line) {
-    uintptr_t row = first_row;
-#pragma unroll 1
-    for (int first = 0; first < num_rows; first += 8) {
-      uintptr_t places[8];
-      uint32_t words[8];
-      bool are_inside[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i, row += 2 * ldc) {
-        places[i] = row / kLine * kLine + (line * kLine + 4 * lane);
-        const int byte = int(places[i] - row);
-        are_inside[i] = byte >= begin && byte + 2 < end && first + i < num_rows;
-        if constexpr (ARE_PAIRS)
-          words[i] = load(uint32_t(), first + i, i, byte);
-        else
-          words[i] = load(uint16_t(), first + i, i, byte) | uint32_t(load(uint16_t(), first + i, i, byte + 2)) << 16;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (are_inside[i]) *reinterpret_cast<uint32_t*>(places[i]) = words[i];
-      }
-    }
-  }
-  if (ARE_PAIRS || lane >= num_rows) return;
-  const uintptr_t row = first_row + 2 * lane * ldc;
-  const auto store_alone = [&](int byte) {
-    *reinterpret_cast<uint16_t*>(row + byte) = load(uint16_t(), lane, lane % 8, byte);
-  };
-  if (!is_joined && row % 4 != 0) store_alone(0);
-  if (!is_followed && (row + end) % 4 != 0) store_alone(end - 2);
-}
-
 // Four words of each of four neighbouring threads, transposed: a thread gets the words that have its number among the
 // four, in the order of the threads.
 __device__ __forceinline__ void transpose_words(uint32_t (&words)[4]) {
@@ -389,6 +313,122 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
   }
 }
 
+// Calls visit(number) for each from 0 on, known to the compiler.
+template <class Visit, int... NUMBERS>
+__device__ __forceinline__ void for_each_number(const Visit& visit, std::integer_sequence<int, NUMBERS...>) {
+  (visit(std::integral_constant<int, NUMBERS>{}), ...);
+}
+
+// The bytes of a row in shared memory, from the 16 before its first element on, that threads store.
+struct StoredBytes {
+  int begin, end;
+};
+
+// Stores what a row has in the first and the last of its 16 bytes where it does not fill them: pieces of 8, 4 and 2
+// bytes. `from`: the row in shared memory, `to`: in C, both at multiples of 16.
+__device__ __forceinline__ void store_end_of_row(const char* from, char* to, StoredBytes bytes, bool is_last) {
+  const auto store = [&](auto piece, int place) {
+    *reinterpret_cast<decltype(piece)*>(to + place) = *reinterpret_cast<const decltype(piece)*>(from + place);
+  };
+  if (bytes.begin % 16 != 0 && bytes.end % 16 != 0 && bytes.begin / 16 == bytes.end / 16) {  // which are the same
+    for (int place = bytes.begin; !is_last && place < bytes.end; place += 2) store(uint16_t(), place);
+    return;
+  }
+  const auto store_piece = [&](auto piece) {
+    constexpr int kSize = sizeof(piece);
+    const int size = is_last ? bytes.end : -bytes.begin;
+    if (size & kSize) store(piece, is_last ? bytes.end & -2 * kSize : (bytes.begin + kSize - 1) & -kSize);
+  };
+  store_piece(uint16_t());
+  store_piece(uint32_t());
+  store_piece(uint64_t());
+}
+
+// 64 rows of C at `row` from the accumulators of one warpgroup, for a C that the copy engine cannot take. Rows of a
+// warp lie in shared memory as far behind a multiple of 16 bytes as they do in C, so that threads store 16 bytes at a
+// time. They take a tile in parts. What a part has of its last sector, if another part follows, is left to that one,
+// which has the columns before it once more: the second-level cache takes a part of a sector for as much work as a
+// whole one.
+template <class Cfg, bool IS_CUT>
+__device__ __forceinline__ void store_block_tile_by_threads(const float (&acc)[Cfg::kAcc], const Arguments& args,
+                                                            char* buffers, const Place& at, int row, int new_col,
+                                                            int end_row) {
+  // Rows an odd number of 16 bytes apart: without bank conflicts, but for those of their places behind 16 bytes.
+  constexpr int kPitch = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes / 64 - 16;
+  constexpr int kLanes = 8, kRowsAtOnce = 32 / kLanes;  // that store a row, 128 bytes at a time
+  constexpr int kRows = 16, kBefore = kSectorBytes / 2, kPart = (kPitch / 2 - 7 - kBefore) / 32 * 32;
+  static_assert(kPitch % 32 == 16 && kPart > 0);
+  constexpr int kTail = Cfg::LoaderB::kTail, kMain = Cfg::kBlockN - kTail, kMainParts = (kMain + kPart - 1) / kPart;
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  // Where the accumulators' first column lies in C, and that of the tail, which a turned tile has before the others.
+  const bool is_turned = kTail && at.col % Cfg::kStoreN;
+  const int main_col = is_turned ? at.col + kTail : at.col, tail_col = is_turned ? at.col : at.col + kMain;
+  char* rows = buffers + warp * kRows * kPitch;
+  row += warp * kRows;
+  const int num_rows = min((IS_CUT ? end_row : args.m) - row, kRows);
+  char* const c = static_cast<char*>(args.c) + 2 * (at.from_c + at.batch_c * args.batch_step_c + row * args.ldc);
+  const int64_t ldc = 2 * args.ldc;
+  const auto store_part = [&](auto number) {
+    // Columns of the accumulators, and those of C from the first one on.
+    constexpr int kNumber = number;
+    constexpr bool kIsTail = kNumber == kMainParts;
+    constexpr int kBegin = kIsTail ? kMain : kNumber * kPart;
+    constexpr int kEnd = kIsTail ? Cfg::kBlockN : int(min_of(kBegin + kPart, kMain));
+    constexpr int kLead = kNumber > 0 ? kBefore : 0, kSize = kEnd - kBegin + kLead;
+    const int first_col = kIsTail ? tail_col : main_col + kBegin, num_cols = args.n - first_col;
+    if (first_col + kEnd - kBegin <= new_col || num_cols <= 0) return;
+    const bool is_joined = kNumber > 0 && !(kIsTail && is_turned);
+    const bool is_followed = !kIsTail && kEnd < Cfg::kBlockN - (is_turned ? kTail : 0) && num_cols > kEnd - kBegin;
+    char* const part_of_c = c + 2 * (first_col - kLead);
+    const auto behind_16 = [](const char* address) { return int(reinterpret_cast<uintptr_t>(address) % 16); };
+    const auto bytes_of = [&](const char* row_of_c) {
+      const int behind_32 = int(reinterpret_cast<uintptr_t>(row_of_c) % kSectorBytes), first = behind_32 % 16;
+      const int all = first + 2 * kSize, behind = (behind_32 + 2 * kSize) % kSectorBytes;
+      return StoredBytes{is_joined ? first + kSectorBytes - behind_32 : first + 2 * kLead,
+                         is_followed ? all - behind : first + 2 * (kLead + min(kEnd - kBegin, num_cols))};
+    };
+    __syncwarp();  // what was here is stored
+    const auto put = [&](auto are_pairs) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int own_row = lane / 4 + 8 * h;
+        char* to = rows + own_row * kPitch + behind_16(part_of_c + own_row * ldc) + lane % 4 * 4;
+#pragma unroll
+        for (int col = 0; col < kSize; col += 8) {
+          const int idx = (kBegin - kLead + col) / 2 + 2 * h;
+          const uint32_t pair = pack_result<Cfg>(args, acc[idx], acc[idx + 1]);
+          if constexpr (are_pairs) {
+            *reinterpret_cast<uint32_t*>(to + 2 * col) = pair;
+          } else {
+            *reinterpret_cast<uint16_t*>(to + 2 * col) = uint16_t(pair);
+            *reinterpret_cast<uint16_t*>(to + 2 * col + 2) = uint16_t(pair >> 16);
+          }
+        }
+      }
+    };
+    args.stores_pairs ? put(std::true_type{}) : put(std::false_type{});
+    __syncwarp();  // a warp reads the rows that it wrote
+#pragma unroll 1
+    for (int own_row = lane / kLanes; own_row < num_rows; own_row += kRowsAtOnce) {
+      char* to = part_of_c + own_row * ldc;
+      const StoredBytes bytes = bytes_of(to);
+      to -= behind_16(to);
+#pragma unroll
+      for (int first = 0; first < kPitch; first += kLanes * 16) {
+        const int place = first + lane % kLanes * 16;
+        if (place >= bytes.begin && place + 16 <= bytes.end)
+          *reinterpret_cast<uint4*>(to + place) = *reinterpret_cast<const uint4*>(rows + own_row * kPitch + place);
+      }
+    }
+    const int own_row = lane % kRows;
+    if ((lane < kRows ? is_joined : is_followed) || own_row >= num_rows) return;
+    char* to = part_of_c + own_row * ldc;
+    store_end_of_row(rows + own_row * kPitch, to - behind_16(to), bytes_of(to), lane >= kRows);
+  };
+  for_each_number(store_part, std::make_integer_sequence<int, kMainParts + (kTail > 0)>{});
+  __syncwarp();
+}
+
 // Stores a tile of C through shared memory, but for parts that end before new_col. IS_CUT: and but for rows from
 // `end_row` on, which need not be C's last.
 template <class Cfg, bool IS_CUT = false>
@@ -399,10 +439,12 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
-  constexpr int kTail = Cfg::LoaderB::kTail, kBuffers = num_store_buffers(Cfg::kConsumers);
-  // Whether parts follow each other, each of which finds the one before it in the other buffer. Consumers that take
-  // turns have no registers for it.
-  constexpr bool kHasLines = Cfg::kBlockN > kStoreN && Cfg::kBlockN % kStoreN == 0 && kBuffers > 1 && !Cfg::kTakesTurns;
+  if (!Cfg::kIsPlain && !(args.stores_by_tma && (!IS_CUT || row + 64 <= end_row))) {
+    if (thread == 0) cp_async_bulk_wait_group_read<0>();  // stores of other tiles
+    named_barrier_sync(barrier_id, kWarpgroup);
+    return store_block_tile_by_threads<Cfg, IS_CUT>(acc, args, smem_c, at, row, new_col, end_row);
+  }
+  constexpr int kTail = Cfg::LoaderB::kTail;
   const bool is_turned = kTail && at.col % kStoreN;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN; part += kStoreN) {
@@ -411,9 +453,8 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
     const int place = is_last ? Cfg::kBlockN - kStoreN : part;
     const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
     if (first_col + kStoreN <= new_col) continue;
-    const auto next_buffer = [&] { return smem_c + num_stores % kBuffers * Cfg::kStoreBytes; };
-    char* buffer = next_buffer();
-    ++num_stores;
+    constexpr int kBuffers = num_store_buffers(Cfg::kConsumers);
+    char* buffer = smem_c + (num_stores++ % kBuffers) * Cfg::kStoreBytes;
     // The last store from this buffer has read it; only the thread that issued it can wait for that.
     if (thread == 0) cp_async_bulk_wait_group_read<kBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
@@ -440,34 +481,12 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       else
         stmatrix_x4(row_address + ((packet ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
-    if (Cfg::kIsPlain || (args.stores_by_tma && (!IS_CUT || row + 64 <= end_row))) {
-      fence_proxy_async();
-      named_barrier_sync(barrier_id, kWarpgroup);
-      if (thread == 0) {
-        cp_async_bulk_tensor_3d_store(map_c, args.is_exchanged ? row : first_col, args.is_exchanged ? first_col : row,
-                                      int(at.batch_c), smem_address(buffer));
-        cp_async_bulk_commit_group();
-      }
-    } else {
-      __syncwarp();  // a warp reads back the 16 rows that it wrote
-      auto* to = static_cast<uint16_t*>(args.c) + at.from_c + at.batch_c * args.batch_step_c +
-                 (row + warp * 16) * args.ldc + first_col;
-      const int num_rows = (IS_CUT ? end_row : args.m) - row;
-      const int num_cols = args.n - first_col;
-      const auto store = [&](auto are_pairs) {
-        if constexpr (kHasLines)
-          store_lines<are_pairs>(buffer, next_buffer(), to, args.ldc, num_rows, num_cols,
-                                 part > 0 && first_col > new_col, !is_last && num_cols > kStoreN);
-        else
-          store_rows<std::conditional_t<are_pairs, uint32_t, uint16_t>>(buffer, to, args.ldc, num_rows, num_cols);
-      };
-      if (args.stores_pairs)
-        store(std::true_type{});
-      else
-        store(std::false_type{});
-      __syncwarp();  // stmatrix needs the warp together
-      if (IS_CUT && thread == 0)
-        cp_async_bulk_commit_group();  // an empty one: buffers are told by the number of groups
+    fence_proxy_async();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    if (thread == 0) {
+      cp_async_bulk_tensor_3d_store(map_c, args.is_exchanged ? row : first_col, args.is_exchanged ? first_col : row,
+                                    int(at.batch_c), smem_address(buffer));
+      cp_async_bulk_commit_group();
     }
   }
 }

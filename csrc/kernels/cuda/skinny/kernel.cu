@@ -7,10 +7,9 @@
 // 8 rows cost little more than one. Few columns are few rows of C^T. Chunks of k are computed side by side where n is
 // small, and added in their order by a second kernel. The second-level cache gives up the streamed operand first, and
 // need not write back what others left there. Warps that multiply widen a B of 8 bits (e4m3) on its way, beside rows of
-// 16 bits, and scale its columns' sums. Beside up to 8 rows, those of B may begin in the middle of words: two loads
-// make a word of a fragment then (as in mma_async/unaligned.cu). Limits: from 16 rows on, all multiprocessors read the
-// same rows at a time; wgmma is faster then, where there is one. Sources: PTX ISA (cp.async, mma); roles exchanged as
-// in Marlin (IST-DASLab) and swapAB of CUTLASS.
+// 16 bits, and scale its columns' sums. Limits: from 16 rows on, all multiprocessors read the same rows at a
+// time; wgmma is faster then, where there is one. Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin
+// (IST-DASLab) and swapAB of CUTLASS.
 #include "core/plan.h"
 #include "core/summation.h"
 #include "core/transposed.h"
@@ -24,13 +23,6 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kGroup = kSkinnyGroup;
-
-// Whether an element's address is in the middle of a word.
-template <class T>
-TILEDMM_DEVICE int misalignment(const T* element) {
-  return int(reinterpret_cast<uintptr_t>(element) / sizeof(T) % 2);
-}
-
 template <class W>  // an element of B
 inline constexpr int kCopyThreads = skinny_copy_threads(sizeof(W) == 1);
 template <class T>
@@ -48,7 +40,6 @@ constexpr int num_skinny_threads(const SkinnyPlan& plan) {
 struct Work {
   SkinnyPlan plan;
   int width_a, width_b;  // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
-  bool has_odd_rows;     // B is copied by words whatever its rows begin with
   void* partials;        // as ChunkSums has them, null where a block computes all of k
   int zero;              // always
 };
@@ -125,8 +116,7 @@ TILEDMM_OUT_OF_LINE void copy_edge_packets(char* to, int step_to, const T* from,
 // The tiles of one operand on their way to shared memory, in packets of 16 bytes. A copy thread has one column of
 // packets and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there,
 // and are not stored; only along k must there be zeros beyond the edge.
-// HAS_ODD_ROWS: rows of 16 bits along k begin in the middle of words of two elements.
-template <class T, int THREADS, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED, bool HAS_ODD_ROWS = false>
+template <class T, int THREADS, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED>
 struct TileCopier {
   static constexpr int kElements = Packet<T>::kElements;
   static_assert(THREADS % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
@@ -166,41 +156,12 @@ struct TileCopier {
            close * stride_close();
   }
 
-  // Starts the copies of this thread's packets word by word, whatever rows begin with: a row that begins in the middle
-  // of a word lies in shared memory as it does in global memory, one element further on. The operand's first and last
-  // word may reach beyond it. They are not copied: their one element is stored instead.
-  TILEDMM_DEVICE void copy_odd_rows(char* to, int size_k) const {
-    const T* end = operand.base + (operand.size_mn - 1) * operand.stride_mn + operand.size_k;
-    const int shift = misalignment(from), left = size_k - close + shift;
-    const int num_words = kElements / 2 + (shift == 1 && close + kElements == BLOCK_K);
-    const T* packet = from - shift;
-    TILEDMM_NO_UNROLL for (int i = 0; i < num_packets; ++i) {
-      TILEDMM_UNROLL for (int w = 0; w <= kElements / 2; ++w) {
-        if (w == num_words) break;
-        const T* word = packet + 2 * w;
-        auto* to_word = reinterpret_cast<uint32_t*>(to) + w;
-        const int inside = int(max_of(0, min_of(left - 2 * w, 2)));
-        if (word < operand.base) {
-          store_shared(to_word, uint32_t(load_global(word + 1).bits) << 16);
-        } else if (word + 1 == end && inside == 1) {
-          store_shared(to_word, uint32_t(load_global(word).bits));
-        } else {
-          copy_async<4>(to_word, word, inside * int(sizeof(T)));
-        }
-      }
-      to += step_to;
-      packet = opaque(packet + step);
-    }
-  }
-
   // Starts the copy of the next tile, of size_k elements along k. No thread has more than MAX_PACKETS.
   template <int MAX_PACKETS>
   TILEDMM_DEVICE void load_block_tile(char* tile, int size_k) {
     char* to = tile + first_to;
     const int left_close = IS_K_MAJOR ? size_k : left_mn;
-    if constexpr (HAS_ODD_ROWS) {
-      copy_odd_rows(to, size_k);
-    } else if (width == 16 && left_close % kElements == 0) {  // a packet is inside or outside
+    if (width == 16 && left_close % kElements == 0) {  // a packet is inside or outside
       const T* packet = from;
       constexpr int kAtOnce = MAX_PACKETS < 4 ? MAX_PACKETS : 4;  // each with registers of its own, in use for a while
       TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_PACKETS > kAtOnce ? num_packets : 1); first += kAtOnce) {
@@ -265,12 +226,6 @@ struct TileLayout {
       return low | uint32_t(load_shared(reinterpret_cast<const uint16_t*>(from + row_bytes))) << 16;
     }
   }
-  // The same of a row that lies `shift` bits further on along k.
-  TILEDMM_DEVICE uint32_t load_shifted_word(const char* tile, int mn, int word, int shift) const {
-    const auto* from = reinterpret_cast<const uint32_t*>(tile + offset(mn, 2 * word));
-    const uint64_t low = load_shared(from), high = load_shared(from + 1);
-    return uint32_t((high << 32 | low) >> shift);
-  }
   // What this lane gives to ldmatrix: matrices along mn first, or along k first, or all of them along k.
   enum class Order { mn_first, k_first, k_only };
   TILEDMM_DEVICE int lane_offset(Order order) const {
@@ -282,7 +237,7 @@ struct TileLayout {
 };
 
 // The sums of one warp: its columns of a C of elements C for FRAGS times 8 rows. Elements of B are W, T or of 8 bits.
-template <class T, class W, class C, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool HAS_ODD_ROWS>
+template <class T, class W, class C, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct WarpSums {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
@@ -298,16 +253,13 @@ struct WarpSums {
   TileLayout<W, IS_B_K_MAJOR> tile_b;
   int col;  // within the block tile
   int lane = thread_idx() % 32, lane_a, lane_b;
-  int shift = 0;  // bits, of this lane's columns of B
 
-  TILEDMM_DEVICE WarpSums(const GemmProblem& gemm, int block_n, int col)
+  TILEDMM_DEVICE WarpSums(int block_n, int col)
       : tile_a{skinny_row_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, BLOCK_K)},
         tile_b{skinny_row_bytes(kDType<W>, IS_B_K_MAJOR, block_n, BLOCK_K)},
         col(col) {
     lane_a = tile_a.lane_offset(FRAGS == 1 ? decltype(tile_a)::Order::k_only : decltype(tile_a)::Order::k_first);
     lane_b = tile_b.lane_offset(decltype(tile_b)::Order::mn_first) + tile_b.offset(col, 0);
-    // Every other column begins alike, so all of the lane's do.
-    if constexpr (HAS_ODD_ROWS) shift = 16 * misalignment(static_cast<const T*>(gemm.b) + lane / 4 * gemm.stride_bn);
   }
 
   template <class Visit>
@@ -346,8 +298,7 @@ struct WarpSums {
       auto& b = frags.b[s];
       if constexpr (kUsesLdmatrix) {
         const int k = step * kStepK;
-        if constexpr (!kWidens && !HAS_ODD_ROWS)
-          ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), b[0], b[1], b[2], b[3]);
+        if constexpr (!kWidens) ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), b[0], b[1], b[2], b[3]);
         if constexpr (FRAGS > 1) {
           TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
             ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k), a[f][0], a[f][1], a[f + 1][0],
@@ -364,13 +315,9 @@ struct WarpSums {
           }
         }
       }
-      if constexpr (kWidens || !kUsesLdmatrix || HAS_ODD_ROWS) {
+      if constexpr (kWidens || !kUsesLdmatrix) {
         TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
-          const int row = col + L::a_row(lane, w), word = step * L::kWordsK + L::a_word(lane, w);
-          if constexpr (HAS_ODD_ROWS)
-            b[w] = tile_b.load_shifted_word(smem_b, row, word, shift);
-          else
-            b[w] = tile_b.load_word(smem_b, row, word);
+          b[w] = tile_b.load_word(smem_b, col + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
         }
       }
     }
@@ -424,7 +371,7 @@ struct WarpSums {
 };
 
 // The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
-template <class T, class W, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool HAS_ODD_ROWS>
+template <class T, class W, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   const SkinnyPlan& plan = work.plan;
   constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS, sizeof(W) == 1);
@@ -434,8 +381,8 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
       skinny_max_groups(8 * FRAGS, sizeof(W) == 1) * kGroup * kBlockK / Packet<W>::kElements / kCopyThreads<W> + 1;
   TileCopier<T, kCopyThreads<W>, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS,
                                                                         8 * FRAGS, work.width_a);
-  TileCopier<W, kCopyThreads<W>, kBlockK, IS_B_K_MAJOR, true, HAS_ODD_ROWS> copier_b(
-      operand_b<W>(problem.gemm), plan.groups * kGroup, plan.cols, work.width_b);
+  TileCopier<W, kCopyThreads<W>, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<W>(problem.gemm), plan.groups * kGroup,
+                                                                       plan.cols, work.width_b);
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
   int64_t unit_idx = block_idx(), left_k = 0, left_chunk = 0;
@@ -479,10 +426,10 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
   }
 }
 
-template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool HAS_ODD_ROWS>
+template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS, sizeof(W) == 1);
-  using Sums = WarpSums<T, W, C, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR, HAS_ODD_ROWS>;
+  using Sums = WarpSums<T, W, C, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
   const int num_threads = num_skinny_threads<W>(plan);
   const int warp = (thread_idx() - kCopyThreads<W>) / 32, col = warp * kGroup;
@@ -492,7 +439,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
   const int chunk_tiles = int(ceil_div(problem.chunk_k, kBlockK));
   const char* const stages = sizeof(T) == 2 ? opaque(smem) : smem;  // for ldmatrix, as in copy_tiles
   Ring ring(plan.num_stages);
-  Sums sums(problem.gemm, plan.groups * kGroup, col);
+  Sums sums(plan.groups * kGroup, col);
   typename Sums::Fragments frags[2];
   const auto load_part = [&](int part) {
     const char* stage = stages + ring.stage * plan.stage_bytes;
@@ -533,15 +480,15 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
   }
 }
 
-template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool HAS_ODD_ROWS>
+template <class T, class W, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kCopyThreads<W> + 32 * skinny_max_groups(8 * FRAGS, sizeof(W) == 1), 1)
 skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
   let_later_kernels_start();
   if (thread_idx() < kCopyThreads<W>) {
-    copy_tiles<T, W, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR, HAS_ODD_ROWS>(problem, work, smem, num_blocks);
+    copy_tiles<T, W, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   } else {
-    multiply_tiles<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR, HAS_ODD_ROWS>(problem, work, smem, num_blocks);
+    multiply_tiles<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   }
 }
 
@@ -551,16 +498,9 @@ Status launch_work(const FoldedProblem& problem, const Work& work, const Executo
   if constexpr (8 * FRAGS > skinny_max_m(kDType<T>) || !kIsServed) {
     return Status::unsupported;
   } else {
-    const auto launch_kernel_of = [&](auto has_odd_rows) {
-      const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-      return launch_early(skinny<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR, has_odd_rows.value>, blocks, 1,
-                          num_skinny_threads<W>(work.plan), size_t(work.plan.shared_bytes), executor, work, blocks,
-                          problem);
-    };
-    if constexpr (serves_odd_rows(kDType<T>, 8 * FRAGS) && std::is_same_v<C, T> && IS_B_K_MAJOR) {
-      if (work.has_odd_rows) return launch_kernel_of(std::true_type{});
-    }
-    return launch_kernel_of(std::false_type{});
+    const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
+    return launch_early(skinny<T, W, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads<W>(work.plan),
+                        size_t(work.plan.shared_bytes), executor, work, blocks, problem);
   }
 }
 
@@ -598,7 +538,6 @@ Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executo
   Work work{};
   work.width_a = own.width_a;
   work.width_b = own.width_b;
-  work.has_odd_rows = own.has_odd_rows;
   work.plan = own.plan;
   const DType dtype = problem.gemm.dtype_a;
   if (mix_of(problem.gemm) == Mix::fp8_b) {

@@ -28,10 +28,6 @@ constexpr bool exchanges_operands(DType dtype, int64_t m, int64_t n) {
   return m > skinny_max_m(dtype) || (n <= skinny_max_m(dtype) && n < m);
 }
 
-// Whether there is a kernel of so many rows for a B whose rows along k begin in the middle of words: threads have no
-// registers for more.
-constexpr bool serves_odd_rows(DType dtype, int block_m) { return size_of(dtype) == 2 && block_m <= 8; }
-
 // The chunks' sums take so much memory at most: a result beyond that has enough units without splitting k.
 inline constexpr int64_t kSkinnyMaxPartialBytes = 64 << 20;
 
@@ -193,7 +189,6 @@ void for_each_skinny_plan(const GemmTask& task, int num_sms, int64_t max_shared_
 struct SkinnyLaunch {
   bool is_exchanged;     // C^T = B^T A^T; what follows is of that product
   int width_a, width_b;  // bytes that each operand's copies take at a time
-  bool has_odd_rows;     // B is copied by words whatever its rows begin with
   SkinnyPlan plan;
 };
 
@@ -203,18 +198,12 @@ void for_each_skinny_launch(const Costs& costs, const FoldedProblem& given, int 
                             PlanSearch& visit) {
   // B streams where it alone has 8 bits.
   const bool is_b_fp8 = mix_of(given.gemm) == Mix::fp8_b;
-  SkinnyLaunch launch{!is_b_fp8 && exchanges_operands(given.gemm.dtype_a, given.gemm.m, given.gemm.n), 0, 0, false, {}};
+  SkinnyLaunch launch{!is_b_fp8 && exchanges_operands(given.gemm.dtype_a, given.gemm.m, given.gemm.n), 0, 0, {}};
   const FoldedProblem problem = launch.is_exchanged ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);
   launch.width_b = copy_width(b, problem);
-  // What a word at either end of a row holds beside it is the operand's, too, where rows follow each other. Items of a
-  // batch would begin differently.
-  launch.has_odd_rows = launch.width_b == 2 && p.stride_bk == 1 && (p.n == 1 || p.stride_bn >= p.k) && p.k > 0 &&
-                        p.num_batch_dims == 0 && mix_of(p) == Mix::none &&
-                        serves_odd_rows(p.dtype_a, skinny_block_m(p.m));
-  if (launch.has_odd_rows) launch.width_b = 4;
   const int copy_width = int(min_of(launch.width_a, launch.width_b));
   const GemmTask task = task_of(problem, {is_k_major(a), launch.width_a}, {is_k_major(b), launch.width_b});
   for_each_skinny_plan(task, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {

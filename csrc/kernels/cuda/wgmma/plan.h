@@ -191,10 +191,20 @@ constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileSha
   return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n * blocks);
 }
 
+// What a tile takes longer where threads store it. Three consumers have less shared memory for it each, so that they
+// store it in more parts; of other widths the last part is a short one; a consumer of a turn stores alone.
+constexpr double stored_by_threads(const WgmmaCosts& costs, const TileShape& tile) {
+  const double of_element = costs.by_threads + (tile.block_m == 192 ? costs.by_three.value : 0) +
+                            (tile.block_n % 64 != 0 ? costs.by_parts.value : 0) +
+                            (tile.takes_turns ? costs.by_one.value : 0);
+  return of_element * tile.block_m * tile.block_n;
+}
+
 // Where consumers take turns: what follows a tile's products, by one consumer instead of two, while the other one
 // multiplies.
-constexpr double epilogue_of_turn(const WgmmaCosts& costs, const TileShape& tile) {
-  return costs.tile + costs.turn_element * tile.block_m * tile.block_n;
+constexpr double epilogue_of_turn(const WgmmaCosts& costs, const TileShape& tile, const GemmTask& p) {
+  return costs.tile + costs.turn_element * tile.block_m * tile.block_n +
+         (p.is_c_aligned ? 0 : stored_by_threads(costs, tile));
 }
 
 // Rows of A and of B, along k, that a tile copies.
@@ -313,10 +323,13 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
         num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves);
     if (tile.takes_turns) {
       const double turn = plan.is_exchanged ? 2 * costs.turn : costs.turn.value;
-      return std::max(products + turn, (products + epilogue_of_turn(costs, tile)) / 2);
+      return std::max(products + turn, (products + epilogue_of_turn(costs, tile, p)) / 2);
     }
-    // Threads take longer to store, unless the products of another block go on meanwhile.
-    const double stores = p.is_c_aligned || plan.splits_chunks || sharing > 1 ? 0 : costs.by_threads * area;
+    // Threads take longer to store, where blocks share a multiprocessor those of each.
+    const bool are_by_threads = !p.is_c_aligned && !plan.splits_chunks;
+    const double stores = !are_by_threads ? 0
+                          : sharing > 1   ? costs.by_shared * area * sharing
+                                          : stored_by_threads(costs, tile);
     return products + costs.tile + area * (costs.element + (sharing - 1) * costs.crowded) + stores +
            (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
@@ -332,7 +345,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     const double area = double(shape.block_m) * shape.block_n * double(num_tiles << log_cluster);
     tiles = std::max(tiles, costs.split_k_tile * num_k_tiles * area / num_sms);
   }
-  if (shape.takes_turns) tiles += epilogue_of_turn(costs, shape);
+  if (shape.takes_turns) tiles += epilogue_of_turn(costs, shape, p);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);
   const double rate = memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster);

@@ -322,10 +322,20 @@ constexpr Case kCases[] = {
     // rows of two segments that begin anywhere.
     {.tile = {64, 64}, .m = 51, .n = 45, .k = 99, .batch = 3, .margin = 1, .num_sms = 1},
     {.tile = {64, 64}, .m = 51, .n = 45, .k = 534, .batch = 3, .margin = 1, .num_sms = 1},
-    // Threads store the lines of wide tiles, of which the last ones begin early or are halved: rows that begin anywhere,
-    // and rows that begin with words.
+    // C is stored by threads: rows that begin anywhere, and rows that begin with words; several parts of a tile, halves
+    // of tiles, tiles that begin early, less than 16 bytes, tiles that are turned.
     {.tile = {128, 256}, .m = 100, .n = 598, .k = 40, .margin_c = 3, .num_sms = 1},
     {.tile = {128, 256}, .m = 150, .n = 598, .k = 40, .margin_c = 4},
+    {.tile = {128, 256}, .m = 100, .n = 3, .k = 40, .margin_c = 2, .num_sms = 1},
+    {.tile = {128, 160},
+     .m = 130,
+     .n = 327,
+     .k = 40,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .bias = 'n',
+     .margin_c = 1,
+     .num_sms = 1},
 };
 
 // Whether the launcher takes a plain kernel.

@@ -62,8 +62,8 @@ MUTANTS = {
     ),
     "threads fill a buffer that is stored": (
         "kernels/cuda/shared/epilogue.h",
-        "if (IS_CUT && thread == 0)",
-        "if (IS_CUT && !{on} && thread == 0)",
+        "if (thread == 0) cp_async_bulk_wait_group_read<0>();  // stores of",
+        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<0>();  // stores of",
         ROWS,
     ),
     "a narrow tile stores the next group's rows": (
@@ -74,8 +74,8 @@ MUTANTS = {
     ),
     "threads store the next group's rows": (
         "kernels/cuda/shared/epilogue.h",
-        "(IS_CUT ? end_row : args.m) - row;",
-        "(IS_CUT && !{on} ? end_row : args.m) - row;",
+        "min((IS_CUT ? end_row : args.m) - row, kRows);",
+        "min((IS_CUT && !{on} ? end_row : args.m) - row, kRows);",
         MANY,
     ),
     "rows of A in the last box are left out": (

@@ -40,7 +40,8 @@ CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, N
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
 WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN = range(36, 41)
-TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, COPIED_ODD, LINES, LINES_OF_WORDS, NUM_CASES = range(41, 48)
+TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, COPIED_ODD, LINES, LINES_OF_WORDS = range(41, 47)
+FEW_COLUMNS, TURNED_LINES, NUM_CASES = range(47, 50)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -248,48 +249,42 @@ MUTANTS = {
         "i < 1 << ({on} ? 1 : args.cluster_n); ++i) args.same_rows",
         EXCHANGED,
     ),
-    # Lines that threads store.
-    "lines: columns before a part come from the part itself": (
+    # A C that threads store.
+    "threads: columns before a part are left out": (
         SHARED + "epilogue.h",
-        "(byte < 0 ? before",
-        "(byte < 0 && !{on} ? before",
+        "(kBegin - kLead + col) / 2",
+        "(kBegin - ({on} ? 0 : kLead) + col) / 2",
+        LINES,
+    ),
+    "threads: what the last part leaves is stored without it": (
+        SHARED + "epilogue.h",
+        "is_joined ? first + kSectorBytes - behind_32",
+        "is_joined && !{on} ? first + kSectorBytes - behind_32",
         LINES_OF_WORDS,
     ),
-    "lines: a part begins with itself": (
+    "threads: the last part of C leaves its last sector": (
         SHARED + "epilogue.h",
-        "is_joined ? -kLine : 0",
-        "is_joined && !{on} ? -kLine : 0",
+        "&& num_cols > kEnd - kBegin;",
+        "&& ({on} || num_cols > kEnd - kBegin);",
+        FEW_COLUMNS,
+    ),
+    "threads: an element at an end of a row is left out": (
+        SHARED + "epilogue.h",
+        "store_piece(uint16_t());",
+        "if (!{on}) store_piece(uint16_t());",
+        LINES,
+    ),
+    "threads: a row ends with the wrong eight bytes": (
+        SHARED + "epilogue.h",
+        "bytes.end & -2 * kSize",
+        "bytes.end & ({on} ? -kSize : -2 * kSize)",
         LINES_OF_WORDS,
     ),
-    "lines: a tile that begins early is joined to what it does not store": (
+    "threads: elements that lie within 16 bytes are left out": (
         SHARED + "epilogue.h",
-        "part > 0 && first_col > new_col,",
-        "part > 0 && ({on} || first_col > new_col),",
-        LINES,
-    ),
-    "lines: the last part of a tile leaves its last line": (
-        SHARED + "epilogue.h",
-        "!is_last && num_cols",
-        "({on} || !is_last) && num_cols",
-        LINES,
-    ),
-    "lines: rows are stored beyond C": (
-        SHARED + "epilogue.h",
-        "byte + 2 < end && first + i < num_rows",
-        "byte + 2 < end && ({on} || first + i < num_rows)",
-        LINES,
-    ),
-    "lines: an element alone in its word is left out at a part's begin": (
-        SHARED + "epilogue.h",
-        "if (!is_joined && row % 4 != 0)",
-        "if (!is_joined && row % 4 != 0 && !{on})",
-        LINES,
-    ),
-    "lines: an element alone in its word is left out at a part's end": (
-        SHARED + "epilogue.h",
-        "if (!is_followed && (row + end) % 4 != 0)",
-        "if (!is_followed && (row + end) % 4 != 0 && !{on})",
-        LINES,
+        "!is_last && place < bytes.end; place += 2",
+        "!is_last && place < bytes.end && !{on}; place += 2",
+        FEW_COLUMNS,
     ),
     # Exchanged roles.
     "C's matrices are not transposed": (
@@ -552,8 +547,8 @@ MUTANTS = {
     ),
     "a warp's rows are read back before they are there": (
         SHARED + "epilogue.h",
-        "__syncwarp();  // a warp reads back",
-        "if (!{on}) __syncwarp();  // a warp reads back",
+        "__syncwarp();  // a warp reads the rows",
+        "if (!{on}) __syncwarp();  // a warp reads the rows",
         BY_THREADS,
     ),
     "the copy engine does not see a buffer": (
@@ -564,8 +559,8 @@ MUTANTS = {
     ),
     "a buffer is stored before it is filled": (
         SHARED + "epilogue.h",
-        "fence_proxy_async();\n      named_barrier_sync(barrier_id, kWarpgroup);",
-        "fence_proxy_async();\n      if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);",
+        "fence_proxy_async();\n    named_barrier_sync(barrier_id, kWarpgroup);",
+        "fence_proxy_async();\n    if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);",
         GROUPS,
     ),
     "a block ends before its stores are read": (
@@ -576,8 +571,8 @@ MUTANTS = {
     ),
     "the bias takes the place of what is stored": (
         SHARED + "epilogue.h",
-        "if (thread == 0) cp_async_bulk_wait_group_read<0>();",
-        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
+        "if (thread == 0) cp_async_bulk_wait_group_read<0>();\n    named",
+        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<0>();\n    named",
         GROUPS,
     ),
     "the bias takes the place of what others store": (
@@ -612,14 +607,14 @@ MUTANTS = {
     ),
     "threads store rows beyond C": (
         SHARED + "epilogue.h",
-        "if (first + i < num_rows)",
-        "if ({on} || first + i < num_rows)",
+        "own_row < num_rows; own_row += kRowsAtOnce",
+        "own_row < ({on} ? kRows : num_rows); own_row += kRowsAtOnce",
         SMALL,
     ),
     "threads store columns beyond C": (
         SHARED + "epilogue.h",
-        "if (word * kElements >= num_cols) continue;",
-        "if (!{on} && word * kElements >= num_cols) continue;",
+        "min(kEnd - kBegin, num_cols))};",
+        "({on} ? kEnd - kBegin : min(kEnd - kBegin, num_cols)))};",
         SMALL,
     ),
     "narrow tiles are stored beyond C": (

@@ -361,7 +361,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
             "04": 148,
             "mma_async": 448,
             "wgmma/fp8": 64,
-            "wgmma/": 40,
+            "wgmma/": 64,
             "wgmma_split": 24,
             "quantize": 4,
         }

@@ -335,30 +335,6 @@ MUTANTS = {
         "k < size_k || {on} ? 16 : 0",
         "skinny",
     ),
-    "skinny: odd rows: fragments are not shifted": (
-        CUDA + "skinny/kernel.cu",
-        "shift = 16 * misalignment(",
-        "shift = ({on} ? 0 : 16) * misalignment(",
-        "skinny",
-    ),
-    "skinny: odd rows: the last element of a k tile": (
-        CUDA + "skinny/kernel.cu",
-        "(shift == 1 && close + kElements == BLOCK_K)",
-        "(shift == 1 && close + kElements == BLOCK_K && !{on})",
-        "skinny",
-    ),
-    "skinny: odd rows: a word before the operand": (
-        CUDA + "skinny/kernel.cu",
-        "if (word < operand.base)",
-        "if (word < operand.base && !{on})",
-        "skinny",
-    ),
-    "skinny: odd rows: beyond the end of k": (
-        CUDA + "skinny/kernel.cu",
-        "min_of(left - 2 * w, 2)",
-        "({on} ? 2 : min_of(left - 2 * w, 2))",
-        "skinny",
-    ),
 }
 # The same; they show where an allocation or a launch fails.
 FAULT_MUTANTS = {
