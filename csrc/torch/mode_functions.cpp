@@ -3,7 +3,6 @@
 // called with whole vectors alone: an end that fills none is copied into one that is full.
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
-#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -279,12 +278,11 @@ Tensor gradient_of_rows(Override& own, const Tensor& grad, const Tensor& y, int6
   const int64_t rows_of_part = (rows + num_parts - 1) / num_parts;
   std::vector<Part> parts;
   for (int64_t begin = 0; begin < rows; begin += rows_of_part) {
-    const std::array<int64_t, 2> sizes{std::min(rows_of_part, rows - begin), size}, strides{size, 1};
     const auto view = [&](const Tensor& tensor) {
-      return at::native::as_strided_tensorimpl(tensor, sizes, strides, tensor.storage_offset() + begin * size);
+      return tensor.as_strided({std::min(rows_of_part, rows - begin), size}, {size, 1},
+                               tensor.storage_offset() + begin * size);
     };
     Stack stack;
-    stack.reserve(5);
     torch::jit::push(stack, view(own_grad), view(own_y), int64_t(1), dtype);
     parts.push_back({std::move(stack), view(result)});
   }
