@@ -15,10 +15,10 @@ struct CopyJob {
   const T *from, *end;  // the first element, and what lies behind the last one
   T* to;
   int64_t stride_inner, stride_outer, inner, outer, ld;
-  int64_t num_units;     // of work
-  int64_t units_of_row;  // side by side
-  int64_t num_rows;      // of all items
-  int rows_of_unit;
+  int64_t num_units;      // of work
+  int64_t units_of_row;   // side by side
+  int64_t num_rows;       // of all items
+  int log_lanes;          // of a row in a unit: 2 to this power, which spares divisions
   bool has_aligned_rows;  // 16 bits: they begin at multiples of 4 bytes, and their elements follow each other
   CopiedBatch batch;
 };
@@ -82,9 +82,9 @@ TILEDMM_DEVICE Vector16 eight_of(const Vector16 (&packets)[2], int shift, int le
 
 // A lane's words of a row from element `first` on, where rows are aligned: a few percent less time than by packets.
 TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int first, int lane,
-                               int lanes) {
+                               int log_lanes) {
   uint32_t words[kCopyWords];
-  if (job.rows_of_unit == 1 && first + kCopySegment <= job.inner) {
+  if (log_lanes == 5 && first + kCopySegment <= job.inner) {
     // Inside of the row: every address is a constant away from the first.
     const auto* from_word = reinterpret_cast<const uint32_t*>(row + first) + lane;
     auto* to_word = reinterpret_cast<uint32_t*>(to + first) + lane;
@@ -92,30 +92,31 @@ TILEDMM_DEVICE void copy_words(const CopyJob<uint16_t>& job, const uint16_t* row
     TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to_word + 32 * i, words[i]);
     return;
   }
-  first += 2 * (lane % lanes);
+  first += 2 * lane;
   row += first;
   to += first;
   const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-    const int at = 2 * i * lanes;
+    const int at = 2 * i << log_lanes;
     words[i] = at + 1 < left ? load_global(reinterpret_cast<const uint32_t*>(row + at)) : 0;
   }
   TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
-    if (2 * i * lanes < room) store_global(reinterpret_cast<uint32_t*>(to + 2 * i * lanes), words[i]);
+    const int at = 2 * i << log_lanes;
+    if (at < room) store_global(reinterpret_cast<uint32_t*>(to + at), words[i]);
   }
   // The last one of an odd number.
-  if (left > 0 && (left - 1) % (2 * lanes) == 0)
+  if (left > 0 && ((left - 1) & ((2 << log_lanes) - 1)) == 0)
     store_global(reinterpret_cast<uint32_t*>(to + left - 1), uint32_t(load_global(row + left - 1)));
 }
 
 // A lane's words of a row whose elements lie apart.
 TILEDMM_DEVICE void copy_apart(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int first, int lane,
-                               int lanes) {
-  first += 2 * (lane % lanes);
+                               int log_lanes) {
+  first += 2 * lane;
   const uint16_t* from = row + first * job.stride_inner;
   auto* to_word = reinterpret_cast<uint32_t*>(to + first);
   const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
-  TILEDMM_NO_UNROLL for (int at = 0; at < room; at += 2 * lanes, to_word += lanes) {
+  TILEDMM_NO_UNROLL for (int at = 0; at < room; at += 2 << log_lanes, to_word += 1 << log_lanes) {
     const uint16_t* pair = from + at * job.stride_inner;
     const uint32_t low = at < left ? load_global(pair) : 0;
     store_global(to_word, low | (at + 1 < left ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0));
@@ -125,31 +126,31 @@ TILEDMM_DEVICE void copy_apart(const CopyJob<uint16_t>& job, const uint16_t* row
 // A lane's part of a segment, which begins with element `first` of a row. ARE_ALIGNED: all operands' rows are.
 template <bool ARE_ALIGNED>
 TILEDMM_DEVICE void copy_segment(const CopyJob<uint16_t>& job, const uint16_t* row, uint16_t* to, int first, int lane,
-                                 int lanes) {
-  if (ARE_ALIGNED || job.has_aligned_rows) return copy_words(job, row, to, first, lane, lanes);
-  if (job.stride_inner != 1) return copy_apart(job, row, to, first, lane, lanes);
-  first += lane % lanes * kCopyPacket;
+                                 int log_lanes) {
+  if (ARE_ALIGNED || job.has_aligned_rows) return copy_words(job, row, to, first, lane, log_lanes);
+  if (job.stride_inner != 1) return copy_apart(job, row, to, first, lane, log_lanes);
+  first += lane * kCopyPacket;
   row += first;
   to += first;
   const int left = int(min_of(job.inner - first, kCopySegment)), room = int(min_of(job.ld - first, kCopySegment));
   const int shift = int(reinterpret_cast<uintptr_t>(row) / 2 % kCopyPacket);
   Vector16 packets[kPacketsOfLane][2];
   TILEDMM_UNROLL for (int i = 0; i < kPacketsOfLane; ++i) {
-    const int at = i * lanes * kCopyPacket;
+    const int at = i * kCopyPacket << log_lanes;
     load_packets(job, row + at, shift, left - at, packets[i]);
   }
   TILEDMM_UNROLL for (int i = 0; i < kPacketsOfLane; ++i) {
-    const int at = i * lanes * kCopyPacket;
+    const int at = i * kCopyPacket << log_lanes;
     if (at < room) store_global(reinterpret_cast<Vector16*>(to + at), eight_of(packets[i], shift, left - at));
   }
 }
 
 template <bool ARE_ALIGNED>
 TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int count) {
-  const int lane = thread_idx() % 32, lanes = 32 / job.rows_of_unit;
+  const int lane = thread_idx() % 32, log_lanes = job.log_lanes, rows_of_unit = 32 >> log_lanes;
   const int64_t group = unit / job.units_of_row;
   int segment = int(unit - group * job.units_of_row);
-  int64_t row = group * job.rows_of_unit + lane / lanes;
+  int64_t row = group * rows_of_unit + (lane >> log_lanes);
   // The row's number within its item, and where that item begins.
   int64_t row_of_item = 0;
   const uint16_t* from = nullptr;
@@ -163,9 +164,9 @@ TILEDMM_DEVICE void copy_units(const CopyJob<uint16_t>& job, int64_t unit, int c
   for (; count > 0; --count) {
     if (row < job.num_rows)
       copy_segment<ARE_ALIGNED>(job, from + row_of_item * job.stride_outer, job.to + row * job.ld,
-                                segment * kCopySegment, lane, lanes);
+                                segment * kCopySegment, lane & ((1 << log_lanes) - 1), log_lanes);
     if (++segment < job.units_of_row) continue;
-    segment = 0, row += job.rows_of_unit, row_of_item += job.rows_of_unit;
+    segment = 0, row += rows_of_unit, row_of_item += rows_of_unit;
     if (row_of_item >= job.outer) find_item();
   }
 }
@@ -371,9 +372,9 @@ class OperandCopies {
     if constexpr (sizeof(T) == 2) {
       job.has_aligned_rows = has_aligned_rows(job);
       job.units_of_row = ceil_div(ld, kCopySegment);
-      job.rows_of_unit = 1;
-      while (job.rows_of_unit < 32 && ld * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
-      job.num_units = ceil_div(job.num_rows, job.rows_of_unit) * job.units_of_row;
+      job.log_lanes = 5;
+      while (job.log_lanes > 0 && ld <= kCopySegment >> (6 - job.log_lanes)) --job.log_lanes;
+      job.num_units = ceil_div(job.num_rows, 32 >> job.log_lanes) * job.units_of_row;
     } else {
       constexpr int kTile = sizeof(T) == 1 ? kCopyBytesTile : kCopyTile;
       job.units_of_row = ceil_div(job.inner, kTile);

@@ -30,4 +30,16 @@ inline double num_copied(const OperandView& view, const FoldedProblem& problem) 
          (inner + double(copied_ld(view.dtype, int64_t(inner))));
 }
 
+// How the copy engine sees the copy of an operand.
+inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
+  const bool is_along_k = copies_along_k(problem.gemm.dtype_a, view);
+  const int64_t ld = copied_ld(problem.gemm.dtype_a, is_along_k ? view.k : view.rows);
+  TensorMapView copy{};
+  describe_matrix(nullptr, problem.gemm.dtype_a, view.rows, view.k, is_along_k ? ld : 1, is_along_k ? 1 : ld, copy);
+  copy.batch_count = num_items(problem, view.batch_stride);
+  copy.batch_step =
+      copy.batch_count > 1 ? (is_along_k ? view.rows : view.k) * ld : kTensorMapBytes / size_of(problem.gemm.dtype_a);
+  return copy;
+}
+
 }  // namespace tiledmm

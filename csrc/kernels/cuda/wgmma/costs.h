@@ -31,13 +31,13 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed turn = 0.05, turn_element = 1.1e-4;
   // Bytes per us stored of rows that cross sectors; more for each time that a tile is as wide as it is high.
   MemoryRate crossed = 1.6e6, crossed_wide = 0.2e6;
-  Fixed by_threads = 0;              // of each element of a tile that threads store while nothing else is multiplied
+  Fixed by_threads = 0;              // of each element of the narrowest tiles that threads store, by a block alone
   Fixed crowded = 0;                 // of each element of the tiles that a multiprocessor's other blocks have
   Fixed more_code = 0;               // of a call of kernels that do more than store sums
   MemoryRate narrow_chunks = 3.5e6;  // where chunks side by side read narrow strips of B along n
-  // As by_threads, more where a block has three consumers; of widths that are no multiple of 64; of a turn; of a block
-  // that shares a multiprocessor.
-  Fixed by_three = 4e-5, by_parts = 1.5e-5, by_one = 1e-4, by_shared = 4e-5;
+  // Of wider ones by a block with one or three consumers; of widths that are no multiple of 64; of a turn; of blocks
+  // that share a multiprocessor.
+  Fixed by_others = 4e-5, by_parts = 1.5e-5, by_one = 1e-4, by_shared = 4e-5;
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.
@@ -50,11 +50,11 @@ inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
     // H200, 970 random batches
-    {90, {0.07933,  1.614e-5, 5.06e6,   5.302e6, 2.328e6, 2.448,  2.723e6, 6.838e6,  8.179e6,  2.5e5,
-          4.921,    0.5407,   2.291e-5, 0.4,     0.4243,  1.116,  0.01141, 0.6602,   0.005627, 1.239,
-          0.009974, 0.7373,   4.27e5,   1.341e5, 0.6,     0.8,    0.3,     0.1,      0.06633,  0.03366,
-          0.07211,  2.3,      2.5,      0.03,    0.01015, 0.4126, 3.26,    2.5,      0.3,      32,
-          4.082e-7, 0,        0.05,     0.00011, 1.6e6,   2e5,    0,       1.103e-5, 0.3108}}};
+    {90, {0.07933,  1.614e-5, 5.06e6,   5.302e6, 2.328e6, 2.448,  2.723e6,  6.838e6,  8.179e6,  2.5e5,
+          4.921,    0.5407,   2.291e-5, 0.4,     0.4243,  1.116,  0.01141,  0.6602,   0.005627, 1.239,
+          0.009974, 0.7373,   4.27e5,   1.341e5, 0.6,     0.8,    0.3,      0.1,      0.06633,  0.03366,
+          0.07211,  2.3,      2.5,      0.03,    0.01015, 0.4126, 3.26,     2.5,      0.3,      32,
+          4.082e-7, 0,        0.05,     0.00011, 1.6e6,   2e5,    3.224e-5, 1.103e-5, 0.3108}}};
 
 // Beside a B of 8 bits that is widened on its way. H200, 1,536 plans of 64 products: what it picks takes 2 % longer
 // than the best plan.

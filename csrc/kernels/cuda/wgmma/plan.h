@@ -191,20 +191,23 @@ constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileSha
   return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n * blocks);
 }
 
-// What a tile takes longer where threads store it. Three consumers have less shared memory for it each, so that they
-// store it in more parts; of other widths the last part is a short one; a consumer of a turn stores alone.
-constexpr double stored_by_threads(const WgmmaCosts& costs, const TileShape& tile) {
-  const double of_element = costs.by_threads + (tile.block_m == 192 ? costs.by_three.value : 0) +
-                            (tile.block_n % 64 != 0 ? costs.by_parts.value : 0) +
-                            (tile.takes_turns ? costs.by_one.value : 0);
-  return of_element * tile.block_m * tile.block_n;
+// What tiles take longer where threads store them, those of `sharing` blocks of a multiprocessor. Three consumers have
+// less shared memory for it each, so that they store a tile in more parts; of other widths the last part is a short
+// one; a consumer of a turn stores alone. The narrowest tiles go straight to C, while other blocks multiply, if there
+// are any.
+constexpr double stored_by_threads(const WgmmaCosts& c, const TileShape& tile, int sharing) {
+  const double area = double(tile.block_m) * tile.block_n;
+  if (tile.block_n < 64) return sharing > 1 ? 0 : c.by_threads * area;
+  if (sharing > 1) return c.by_shared * area * sharing;
+  return area * ((tile.block_m != 128 ? c.by_others.value : 0) + (tile.block_n % 64 != 0 ? c.by_parts.value : 0) +
+                 (tile.takes_turns ? c.by_one.value : 0));
 }
 
 // Where consumers take turns: what follows a tile's products, by one consumer instead of two, while the other one
 // multiplies.
 constexpr double epilogue_of_turn(const WgmmaCosts& costs, const TileShape& tile, const GemmTask& p) {
   return costs.tile + costs.turn_element * tile.block_m * tile.block_n +
-         (p.is_c_aligned ? 0 : stored_by_threads(costs, tile));
+         (p.is_c_aligned ? 0 : stored_by_threads(costs, tile, 1));
 }
 
 // Rows of A and of B, along k, that a tile copies.
@@ -325,11 +328,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
       const double turn = plan.is_exchanged ? 2 * costs.turn : costs.turn.value;
       return std::max(products + turn, (products + epilogue_of_turn(costs, tile, p)) / 2);
     }
-    // Threads take longer to store, where blocks share a multiprocessor those of each.
-    const bool are_by_threads = !p.is_c_aligned && !plan.splits_chunks;
-    const double stores = !are_by_threads ? 0
-                          : sharing > 1   ? costs.by_shared * area * sharing
-                                          : stored_by_threads(costs, tile);
+    const double stores = p.is_c_aligned || plan.splits_chunks ? 0 : stored_by_threads(costs, tile, sharing);
     return products + costs.tile + area * (costs.element + (sharing - 1) * costs.crowded) + stores +
            (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
@@ -545,18 +544,6 @@ inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearc
   visit.complete<WgmmaPlan>([&](WgmmaPlan& plan) {
     plan.schedule = schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(task) : task, num_sms);
   });
-}
-
-// How the copy engine sees the copy of an operand.
-inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
-  const bool is_along_k = copies_along_k(problem.gemm.dtype_a, view);
-  const int64_t ld = copied_ld(problem.gemm.dtype_a, is_along_k ? view.k : view.rows);
-  TensorMapView copy{};
-  describe_matrix(nullptr, problem.gemm.dtype_a, view.rows, view.k, is_along_k ? ld : 1, is_along_k ? 1 : ld, copy);
-  copy.batch_count = num_items(problem, view.batch_stride);
-  copy.batch_step =
-      copy.batch_count > 1 ? (is_along_k ? view.rows : view.k) * ld : kTensorMapBytes / size_of(problem.gemm.dtype_a);
-  return copy;
 }
 
 // What wgmma takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up

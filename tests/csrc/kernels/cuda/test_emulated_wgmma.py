@@ -631,8 +631,8 @@ MUTANTS = {
     ),
     "a warp copies one row again and again": (
         SHARED + "copy_operands.h",
-        "group * job.rows_of_unit + lane / lanes;",
-        "group * job.rows_of_unit + ({on} ? 0 : lane / lanes);",
+        "group * rows_of_unit + (lane >> log_lanes);",
+        "group * rows_of_unit + ({on} ? 0 : lane >> log_lanes);",
         REPACKED,
     ),
     "a warp copies the rows behind an item": (
