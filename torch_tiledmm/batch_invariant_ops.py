@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import mode
 from .mode import disable, enable, is_enabled
 from .ops import addmm, matmul
 
@@ -64,15 +65,17 @@ def disable_batch_invariant_mode() -> None:
 
 @contextmanager
 def set_batch_invariant_mode(enabled: bool = True) -> Iterator[None]:
-    """Inside the mode is on, or off; afterwards it is as it was."""
-    was_on = is_enabled()
-    if enabled != was_on:
-        (enable if enabled else disable)()
+    """Inside the mode is on, or off; afterwards it is as it was. Blocks of several threads or tasks may overlap."""
+    found = mode.settings_in_force()
+    if enabled:
+        with mode.enabled(**found):
+            yield
+        return
+    disable()
     try:
         yield
     finally:
-        if is_enabled() != was_on:
-            (enable if was_on else disable)()
+        enable(**found) if found else disable()
 
 
 def matmul_persistent(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator, ExitStack
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -81,9 +81,10 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
             well as torch.nn.functional's functions of these names. The rest goes to torch's own kernels.
             "reductions": sums, means, variances and norms of order 1 and 2, and on GPUs running sums, in an order that
             the batch does not change. On GPUs those of 16 bits but running sums are torch's own, which do not vary.
-            "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow, rsqrt, exp2, sinh, cosh, atan2 and hypot
-            with their gradients, whose bits in torch depend on an element's place, and softmax and log_softmax, where
-            they depend on elements behind a row's, whose share is 0, and on the number of columns.
+            "functions": on CPUs silu, gelu, sigmoid, softplus, softshrink, mish, elu, pow, rsqrt, exp2, sinh, cosh,
+            atan2, atanh, hypot, logaddexp, logaddexp2, igamma, i0e, and add and sub with alpha, with their gradients,
+            whose bits in torch depend on an element's place, and softmax and log_softmax, where they depend on elements
+            behind a row's, whose share is 0, on the number of columns and, of gradients, on the number of threads.
             "attention": scaled_dot_product_attention leaves out the backends whose bits depend on the batch, unless
             torch.nn.attention.sdpa_kernel asks for one; its gradients keep keys together.
             "inductor": torch.compile leaves products to aten.
@@ -119,6 +120,11 @@ def disable() -> None:
 def is_enabled() -> bool:
     """Whether the mode is on."""
     return _Process.settings is not None
+
+
+def settings_in_force() -> dict[str, Any]:
+    """Arguments of `enable` that switch on what is on, none where the mode is off."""
+    return asdict(_Process.settings) if _Process.settings else {}
 
 
 class enabled(ContextDecorator):

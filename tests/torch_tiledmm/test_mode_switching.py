@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_tiledmm
-from torch_tiledmm import enabled, is_enabled, mode
+from torch_tiledmm import batch_invariant_ops, enabled, is_enabled, mode
 
 BACKENDS = torch.backends.cuda
 
@@ -45,6 +45,22 @@ def test_blocks_that_overlap():
     assert kernel() == auto
     second.__exit__()
     assert kernel() == "torch" and not is_enabled()
+
+
+def test_blocks_by_other_names_overlap():
+    first, second = (batch_invariant_ops.set_batch_invariant_mode() for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert is_enabled()
+    second.__exit__(None, None, None)
+    assert not is_enabled()
+    with enabled("naive", cover=["products"]), batch_invariant_ops.set_batch_invariant_mode(False):
+        with batch_invariant_ops.set_batch_invariant_mode():
+            assert kernel() != "torch"
+        assert kernel() == "torch"
+    with enabled("naive", cover=["products"]), batch_invariant_ops.set_batch_invariant_mode():
+        assert kernel() == "naive"
 
 
 def test_enable_and_disable_in_blocks_that_overlap():
