@@ -18,7 +18,7 @@ struct CopyJob {
   int64_t num_units;      // of work
   int64_t units_of_row;   // side by side
   int64_t num_rows;       // of all items
-  int log_lanes;          // of a row in a unit: 2 to this power, which spares divisions
+  int log_lanes;          // logarithm of the lanes that copy a row of a unit
   bool has_aligned_rows;  // 16 bits: they begin at multiples of 4 bytes, and their elements follow each other
   CopiedBatch batch;
 };

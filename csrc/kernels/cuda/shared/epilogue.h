@@ -319,18 +319,20 @@ __device__ __forceinline__ void for_each_number(const Visit& visit, std::integer
   (visit(std::integral_constant<int, NUMBERS>{}), ...);
 }
 
-// The bytes of a row in shared memory, from the 16 before its first element on, that threads store.
+// What threads store of a row in shared memory: from byte to byte, counted from the multiple of 16 at or before the
+// row's first element.
 struct StoredBytes {
   int begin, end;
 };
 
-// Stores what a row has in the first and the last of its 16 bytes where it does not fill them: pieces of 8, 4 and 2
-// bytes. `from`: the row in shared memory, `to`: in C, both at multiples of 16.
+// Stores one end of a row: what it has in its first 16 bytes, or in its last, if it does not fill them, in pieces of 8,
+// 4 and 2 bytes. `from`: the row in shared memory, `to`: in C, both at multiples of 16. Where both ends lie within the
+// same 16 bytes, the first one has all.
 __device__ __forceinline__ void store_end_of_row(const char* from, char* to, StoredBytes bytes, bool is_last) {
   const auto store = [&](auto piece, int place) {
     *reinterpret_cast<decltype(piece)*>(to + place) = *reinterpret_cast<const decltype(piece)*>(from + place);
   };
-  if (bytes.begin % 16 != 0 && bytes.end % 16 != 0 && bytes.begin / 16 == bytes.end / 16) {  // which are the same
+  if (bytes.begin % 16 != 0 && bytes.end % 16 != 0 && bytes.begin / 16 == bytes.end / 16) {
     for (int place = bytes.begin; !is_last && place < bytes.end; place += 2) store(uint16_t(), place);
     return;
   }
@@ -346,14 +348,15 @@ __device__ __forceinline__ void store_end_of_row(const char* from, char* to, Sto
 
 // 64 rows of C at `row` from the accumulators of one warpgroup, for a C that the copy engine cannot take. Rows of a
 // warp lie in shared memory as far behind a multiple of 16 bytes as they do in C, so that threads store 16 bytes at a
-// time. They take a tile in parts. What a part has of its last sector, if another part follows, is left to that one,
-// which has the columns before it once more: the second-level cache takes a part of a sector for as much work as a
-// whole one.
+// time. A tile is stored in parts. A part that another one follows ends where its last sector begins; the next part
+// stores the rest, and puts the 16 columns before it into shared memory again for that. The second-level cache takes a
+// part of a sector for as much work as a whole one.
 template <class Cfg, bool IS_CUT>
 __device__ __forceinline__ void store_block_tile_by_threads(const float (&acc)[Cfg::kAcc], const Arguments& args,
                                                             char* buffers, const Place& at, int row, int new_col,
                                                             int end_row) {
-  // Rows an odd number of 16 bytes apart: without bank conflicts, but for those of their places behind 16 bytes.
+  // Rows lie an odd number of 16 bytes apart: without bank conflicts, except where they begin differently within 16
+  // bytes.
   constexpr int kPitch = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes / 64 - 16;
   constexpr int kLanes = 8, kRowsAtOnce = 32 / kLanes;  // that store a row, 128 bytes at a time
   constexpr int kRows = 16, kBefore = kSectorBytes / 2, kPart = (kPitch / 2 - 7 - kBefore) / 32 * 32;
@@ -369,7 +372,8 @@ __device__ __forceinline__ void store_block_tile_by_threads(const float (&acc)[C
   char* const c = static_cast<char*>(args.c) + 2 * (at.from_c + at.batch_c * args.batch_step_c + row * args.ldc);
   const int64_t ldc = 2 * args.ldc;
   const auto store_part = [&](auto number) {
-    // Columns of the accumulators, and those of C from the first one on.
+    // kBegin, kEnd: columns of the accumulators; first_col, num_cols: of C, from the part on. is_joined: it begins at
+    // the sector where the part before ended. is_followed: it ends where its last sector begins.
     constexpr int kNumber = number;
     constexpr bool kIsTail = kNumber == kMainParts;
     constexpr int kBegin = kIsTail ? kMain : kNumber * kPart;
@@ -426,7 +430,7 @@ __device__ __forceinline__ void store_block_tile_by_threads(const float (&acc)[C
     store_end_of_row(rows + own_row * kPitch, to - behind_16(to), bytes_of(to), lane >= kRows);
   };
   for_each_number(store_part, std::make_integer_sequence<int, kMainParts + (kTail > 0)>{});
-  __syncwarp();
+  __syncwarp();  // stmatrix and wgmma need the warp together
 }
 
 // Stores a tile of C through shared memory, but for parts that end before new_col. IS_CUT: and but for rows from
@@ -439,10 +443,12 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
-  if (!Cfg::kIsPlain && !(args.stores_by_tma && (!IS_CUT || row + 64 <= end_row))) {
-    if (thread == 0) cp_async_bulk_wait_group_read<0>();  // stores of other tiles
-    named_barrier_sync(barrier_id, kWarpgroup);
-    return store_block_tile_by_threads<Cfg, IS_CUT>(acc, args, smem_c, at, row, new_col, end_row);
+  if constexpr (!Cfg::kIsPlain) {
+    if (!(args.stores_by_tma && (!IS_CUT || row + 64 <= end_row))) {
+      if (thread == 0) cp_async_bulk_wait_group_read<0>();  // what the copy engine still reads
+      named_barrier_sync(barrier_id, kWarpgroup);
+      return store_block_tile_by_threads<Cfg, IS_CUT>(acc, args, smem_c, at, row, new_col, end_row);
+    }
   }
   constexpr int kTail = Cfg::LoaderB::kTail;
   const bool is_turned = kTail && at.col % kStoreN;

@@ -191,10 +191,9 @@ constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileSha
   return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n * blocks);
 }
 
-// What tiles take longer where threads store them, those of `sharing` blocks of a multiprocessor. Three consumers have
-// less shared memory for it each, so that they store a tile in more parts; of other widths the last part is a short
-// one; a consumer of a turn stores alone. The narrowest tiles go straight to C, while other blocks multiply, if there
-// are any.
+// What tiles take longer where threads store them, those of `sharing` blocks of a multiprocessor; as fitted to tiles of
+// 16 bits. The narrowest ones go straight to C, while other blocks multiply, if there are any. One consumer stores
+// alone, as one of a turn does, and three have less shared memory for it each.
 constexpr double stored_by_threads(const WgmmaCosts& c, const TileShape& tile, int sharing) {
   const double area = double(tile.block_m) * tile.block_n;
   if (tile.block_n < 64) return sharing > 1 ? 0 : c.by_threads * area;
@@ -328,7 +327,8 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
       const double turn = plan.is_exchanged ? 2 * costs.turn : costs.turn.value;
       return std::max(products + turn, (products + epilogue_of_turn(costs, tile, p)) / 2);
     }
-    const double stores = p.is_c_aligned || plan.splits_chunks ? 0 : stored_by_threads(costs, tile, sharing);
+    const bool stores_otherwise = p.is_c_aligned || p.is_wide || num_splits > 1;
+    const double stores = stores_otherwise ? 0 : stored_by_threads(costs, tile, sharing);
     return products + costs.tile + area * (costs.element + (sharing - 1) * costs.crowded) + stores +
            (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };

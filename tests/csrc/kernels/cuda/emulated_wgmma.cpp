@@ -327,14 +327,15 @@ constexpr Case kCases[] = {
     {.tile = {128, 256}, .m = 100, .n = 598, .k = 40, .margin_c = 3, .num_sms = 1},
     {.tile = {128, 256}, .m = 150, .n = 598, .k = 40, .margin_c = 4},
     {.tile = {128, 256}, .m = 100, .n = 3, .k = 40, .margin_c = 2, .num_sms = 1},
+    {.tile = {192, 96}, .m = 200, .n = 199, .k = 40, .is_b_along_n = true, .margin_c = 1, .num_sms = 1},
     {.tile = {128, 160},
      .m = 130,
-     .n = 327,
+     .n = 479,
      .k = 40,
      .is_a_along_m = true,
      .is_b_along_n = true,
      .bias = 'n',
-     .margin_c = 1,
+     .margin_c = 2,
      .num_sms = 1},
 };
 

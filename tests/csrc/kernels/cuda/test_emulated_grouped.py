@@ -62,8 +62,8 @@ MUTANTS = {
     ),
     "threads fill a buffer that is stored": (
         "kernels/cuda/shared/epilogue.h",
-        "if (thread == 0) cp_async_bulk_wait_group_read<0>();  // stores of",
-        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<0>();  // stores of",
+        "if (thread == 0) cp_async_bulk_wait_group_read<0>();  // what the",
+        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<0>();  // what the",
         ROWS,
     ),
     "a narrow tile stores the next group's rows": (

@@ -41,7 +41,7 @@ SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 3
 WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
 WIDE_PLAIN_GRID, WIDE_BY_THREADS, TURNS, PLAIN_TURNS, ONE_TURN = range(36, 41)
 TWO_BLOCKS, TWO_BLOCKS_TF32, COPIED_RUNS, COPIED_ODD, LINES, LINES_OF_WORDS = range(41, 47)
-FEW_COLUMNS, TURNED_LINES, NUM_CASES = range(47, 50)
+FEW_COLUMNS, SHORT_ROWS, TURNED_LINES, NUM_CASES = range(47, 51)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -267,6 +267,18 @@ MUTANTS = {
         "&& num_cols > kEnd - kBegin;",
         "&& ({on} || num_cols > kEnd - kBegin);",
         FEW_COLUMNS,
+    ),
+    "threads: a turned tile's last columns are joined to others": (
+        SHARED + "epilogue.h",
+        "kNumber > 0 && !(kIsTail && is_turned);",
+        "kNumber > 0 && ({on} || !(kIsTail && is_turned));",
+        TURNED_LINES,
+    ),
+    "threads: a turned tile's sector before its last columns is left": (
+        SHARED + "epilogue.h",
+        "Cfg::kBlockN - (is_turned ? kTail : 0)",
+        "Cfg::kBlockN - (is_turned && !{on} ? kTail : 0)",
+        TURNED_LINES,
     ),
     "threads: an element at an end of a row is left out": (
         SHARED + "epilogue.h",

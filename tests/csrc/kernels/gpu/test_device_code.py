@@ -350,7 +350,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once. Where
-        # consumers take turns, they keep numbers of a tile beside the sums of 128 rows.
+        # consumers take turns, they keep numbers of a tile beside the sums of 128 rows, most where threads store them.
         # quantize spills one address on sm_80, of a view across k with an activation.
         # wgmma_fp8's with factors of blocks keep up to 14 numbers beside sums and totals: two stages in one piece of
         # code are faster than one without them (docs/worklog/fp8.md).
