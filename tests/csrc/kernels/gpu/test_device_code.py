@@ -397,6 +397,10 @@ def unsafe_sums(sass: str) -> tuple[int, list[str]]:
                     if board < 6 and control >> 11 + board & 1:
                         pending = pending[idx + 1 :]
                         break
+                if counted := re.match(r"DEPBAR\.LE SB(\d), 0x(\w+)", text):  # all but so many of a board's last ones
+                    done = [idx for idx, (_, board) in enumerate(pending) if board == int(counted[1])]
+                    done = done[: max(len(done) - int(counted[2], 16), 0)]
+                    pending = pending[done[-1] + 1 :] if done else pending
                 if found := re.match(r"DMMA\.16x8x8 (R\d+), R\w+, R\w+, (R\w+)", text.replace(".reuse", "")):
                     if found[2] in [to for to, _ in pending[-2:]]:
                         unsafe.append(f"{function.split()[0]} {at:#x}")
