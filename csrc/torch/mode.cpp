@@ -29,14 +29,14 @@ struct Watch : c10::OperatorKernel {
   Override& own;
 };
 
-// The same for an operator that varies in training alone.
+// A Watch of an operator that varies in training alone.
 struct WatchTraining : Watch {
   using Watch::Watch;
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::FunctionSchema& schema = op.schema();
-    const size_t place = stack->size() - schema.arguments().size() + size_t(*schema.argumentIndexWithName("training"));
-    if (!(*stack)[place].toBool()) return own.call(*stack);
+    const int place = *schema.argumentIndexWithName("training");
+    if (!torch::jit::peek(*stack, size_t(place), schema.arguments().size()).toBool()) return own.call(*stack);
     Watch::operator()(op, keys, stack);
   }
 };

@@ -214,8 +214,8 @@ struct Added : Elementwise {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     constexpr size_t kAlpha = 2;  // among the arguments
-    const size_t num_arguments = op.schema().arguments().size();
-    if ((*stack)[stack->size() - num_arguments + kAlpha].toScalar().equal(1)) return own.call(*stack);
+    const auto& alpha = torch::jit::peek(*stack, kAlpha, op.schema().arguments().size());
+    if (alpha.toScalar().equal(1)) return own.call(*stack);
     Elementwise::operator()(op, keys, stack);
   }
 };

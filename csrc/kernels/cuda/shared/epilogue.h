@@ -363,9 +363,7 @@ __device__ __forceinline__ void store_block_tile_by_threads(const float (&acc)[C
   static_assert(kPitch % 32 == 16 && kPart > 0);
   constexpr int kTail = Cfg::LoaderB::kTail, kMain = Cfg::kBlockN - kTail, kMainParts = (kMain + kPart - 1) / kPart;
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  // Where the accumulators' first column lies in C, and that of the tail, which a turned tile has before the others.
-  const bool is_turned = kTail && at.col % Cfg::kStoreN;
-  const int main_col = is_turned ? at.col + kTail : at.col, tail_col = is_turned ? at.col : at.col + kMain;
+  const bool is_turned = kTail && at.col % Cfg::kStoreN;  // the tail lies before the other columns
   char* rows = buffers + warp * kRows * kPitch;
   row += warp * kRows;
   const int num_rows = min((IS_CUT ? end_row : args.m) - row, kRows);
@@ -379,7 +377,7 @@ __device__ __forceinline__ void store_block_tile_by_threads(const float (&acc)[C
     constexpr int kBegin = kIsTail ? kMain : kNumber * kPart;
     constexpr int kEnd = kIsTail ? Cfg::kBlockN : int(min_of(kBegin + kPart, kMain));
     constexpr int kLead = kNumber > 0 ? kBefore : 0, kSize = kEnd - kBegin + kLead;
-    const int first_col = kIsTail ? tail_col : main_col + kBegin, num_cols = args.n - first_col;
+    const int first_col = Cfg::LoaderB::row_of(at.col, kBegin), num_cols = args.n - first_col;
     if (first_col + kEnd - kBegin <= new_col || num_cols <= 0) return;
     const bool is_joined = kNumber > 0 && !(kIsTail && is_turned);
     const bool is_followed = !kIsTail && kEnd < Cfg::kBlockN - (is_turned ? kTail : 0) && num_cols > kEnd - kBegin;

@@ -35,8 +35,8 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed crowded = 0;                 // of each element of the tiles that a multiprocessor's other blocks have
   Fixed more_code = 0;               // of a call of kernels that do more than store sums
   MemoryRate narrow_chunks = 3.5e6;  // where chunks side by side read narrow strips of B along n
-  // Of each element that threads store of tiles of 64 columns or more: by one or three consumers; of widths that are no
-  // multiple of 64; of a turn; of blocks that share a multiprocessor.
+  // Threads take so much longer for each element of tiles of 64 columns or more: one or three consumers; of widths that
+  // are no multiple of 64; of a turn; of blocks that share a multiprocessor.
   Fixed by_others = 4e-5, by_parts = 1.5e-5, by_one = 1e-4, by_shared = 4e-5;
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
