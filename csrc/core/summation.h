@@ -29,10 +29,10 @@ constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
 // multiprocessors work if there are few rows, and no more, since sums on their way cost memory's time: of a narrow C
 // 5120 / n, of a wider one 4096 / n, and 8192 / n where k is long and sums are few beside the operands. Tiles that sum
 // chunks are 192 columns wide at most, which costs many rows 2 to 12 %: not where k is shorter than 5 n. For any n
-// where one chain's error would exceed that of cuBLAS, which splits k.
+// where one chain's error would exceed that of cuBLAS, which splits k, and where a chain takes long enough for many
+// rows to lose nothing: in 16 bits from 2^16 on.
 constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
-  constexpr int64_t kNarrowN = 256, kNarrowChunks = 5120, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 15,
-                    kVeryLongK = 1 << 17, kMaxChunkOfVeryLongK = 1 << 14;
+  constexpr int64_t kNarrowN = 256, kNarrowChunks = 5120, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 15;
   const int64_t min_chunk = (is_tf32 ? 2 : 4) * kChunkUnit;
   int64_t chunk = max_of(k, 1);
   if (k >= 4 * min_chunk && n <= kNarrowN) {
@@ -42,7 +42,9 @@ constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
     const int64_t columns = (k < kLongK ? 2 : 4) * kWideN;
     chunk = round_up(ceil_div(k, min_of(min_of(columns / n, k / min_chunk), kMaxChunks)), kChunkUnit);
   }
-  return k >= kVeryLongK ? min_of(chunk, kMaxChunkOfVeryLongK) : chunk;
+  const bool are_short = is_tf32 || n <= kNarrowN;
+  const int64_t very_long_k = are_short ? 1 << 17 : 1 << 16, max_chunk = are_short ? 1 << 14 : 1 << 15;
+  return k < very_long_k ? chunk : min_of(chunk, round_up(ceil_div(k, ceil_div(k, max_chunk)), kChunkUnit));
 }
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the

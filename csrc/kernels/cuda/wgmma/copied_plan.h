@@ -7,6 +7,7 @@
 #include "core/operand.h"
 #include "core/problem.h"
 #include "kernels/cuda/shared/plan.h"
+#include "kernels/cuda/wgmma/costs.h"
 
 namespace tiledmm {
 
@@ -40,6 +41,23 @@ inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem&
   copy.batch_step =
       copy.batch_count > 1 ? (is_along_k ? view.rows : view.k) * ld : kTensorMapBytes / size_of(problem.gemm.dtype_a);
   return copy;
+}
+
+// What wgmma takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
+// to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
+// at the same time.
+inline double copied_us(const WgmmaCosts& costs, const FoldedProblem& problem, bool copies_a, bool copies_b,
+                        int num_sms) {
+  if (!copies_a && !copies_b) return 0;
+  const GemmProblem& p = problem.gemm;
+  const double chunks = problem.chunk_k < p.k ? costs.repacked_chunks.value : 0;
+  const auto is_slow = [](const OperandView& view, bool is_copied) {
+    return is_copied && !is_k_major(view) && view.rows <= 8;
+  };
+  if (!is_slow(view_a(p), copies_a) && !is_slow(view_b(p), copies_b)) return chunks;
+  const double readers = double(max_of(p.m, p.n)) / (costs.readers * num_sms);
+  return chunks + costs.repacked_k_tile * (readers < 1 ? readers : 1) *
+                      double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
 }  // namespace tiledmm

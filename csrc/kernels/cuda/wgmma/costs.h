@@ -5,6 +5,8 @@
 
 namespace tiledmm {
 
+inline constexpr int kWgmmaBlockK = 64;  // of a k tile of 16 bits
+
 struct WgmmaCosts {                                  // in 16 bits
   Mma16Time least_k_tile = 0.105, k_tile = 19.8e-6;  // of a k tile: at least; for each element of the block tile
   MemoryRate rate = 3.8e6, narrow_rate = 3.3e6;      // where strips of B along n are narrow
@@ -38,6 +40,7 @@ struct WgmmaCosts {                                  // in 16 bits
   // Threads take so much longer for each element of tiles of 64 columns or more: one or three consumers; of widths that
   // are no multiple of 64; of a turn; of blocks that share a multiprocessor.
   Fixed by_others = 4e-5, by_parts = 1.5e-5, by_one = 1e-4, by_shared = 4e-5;
+  MemoryRate drawn_by_clusters = 7e6;  // what clusters that share a tile draw from the second-level cache together
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
 // In 8 bits, of half as many pairs of elements along k.

@@ -21,8 +21,6 @@
 
 namespace tiledmm {
 
-inline constexpr int kWgmmaBlockK = 64;
-
 struct TileShape {
   int block_m, block_n;
   // Two consumers take whole tiles in turns: one stores its tile while the other one multiplies. Else they share each
@@ -350,6 +348,11 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   const double rate = memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster);
   double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
   if (p.crosses_sectors && !plan.splits_chunks) memory += crossed_microseconds(costs, plan, p);
+  // The blocks of such a cluster read nothing in common.
+  if (plan.shares_tiles)
+    memory =
+        std::max(memory, double(num_tiles) * num_k_tiles * 2 * kWgmmaBlockK *
+                             double(min_of(p.m, shape.block_m) + min_of(p.n, shape.block_n)) / costs.drawn_by_clusters);
   const double sums = plan.shares_tiles    ? costs.shared_tile.value
                       : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
@@ -544,23 +547,6 @@ inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearc
   visit.complete<WgmmaPlan>([&](WgmmaPlan& plan) {
     plan.schedule = schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(task) : task, num_sms);
   });
-}
-
-// What wgmma takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
-// to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
-// at the same time.
-inline double copied_us(const WgmmaCosts& costs, const FoldedProblem& problem, bool copies_a, bool copies_b,
-                        int num_sms) {
-  if (!copies_a && !copies_b) return 0;
-  const GemmProblem& p = problem.gemm;
-  const double chunks = problem.chunk_k < p.k ? costs.repacked_chunks.value : 0;
-  const auto is_slow = [](const OperandView& view, bool is_copied) {
-    return is_copied && !is_k_major(view) && view.rows <= 8;
-  };
-  if (!is_slow(view_a(p), copies_a) && !is_slow(view_b(p), copies_b)) return chunks;
-  const double readers = double(max_of(p.m, p.n)) / (costs.readers * num_sms);
-  return chunks + costs.repacked_k_tile * (readers < 1 ? readers : 1) *
-                      double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
 // What all plans of a problem are made from. C becomes row-major.

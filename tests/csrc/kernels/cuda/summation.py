@@ -11,8 +11,9 @@ def count_chunks(n, k, is_tf32=False):
         elif n <= 2048 and k >= 5 * n // (2 if is_tf32 else 1):
             chunks = min((4096 if k < 1 << 15 else 8192) // n, k // least, 8)
             chunk_k = -(-k // chunks // 256) * 256
-    if k >= 1 << 17:
-        chunk_k = min(chunk_k, 1 << 14)
+    power = 14 if is_tf32 or n <= 256 else 15
+    if k >= 1 << (17 if power == 14 else 16):
+        chunk_k = min(chunk_k, -(-k // -(-k // (1 << power)) // 256) * 256)
     return -(-k // chunk_k)
 
 
