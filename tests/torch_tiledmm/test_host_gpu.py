@@ -307,11 +307,15 @@ def test_direct_has_the_bits_of_the_other_kernels(dtype):
         for turn in range(12):
             batch, m, n, k = rng.choice((1, 3, 7)), *(rng.choice(sizes) for _ in range(3))
             n = rng.choice((n, 1, 5))
+            if turn in (6, 8):  # enough for a warp to have all the rows that it has lanes for
+                batch, m, n, k = 140, 70, turn // 8 + 1, 17
             if turn % 2:
                 a, b = odd_operand(rng, batch, m, k, dtype), odd_operand(rng, batch, k, n, dtype)
-            else:  # rows along k, aligned
+            else:  # columns along k, aligned; rows along k or along m
                 a, b = (rand(batch, rows, k + -k % 8, dtype=dtype)[:, :, :k] for rows in (m, n))
                 b = b.mT
+                if turn % 4 == 2 and dtype in (torch.float32, torch.float64):
+                    a = rand(batch, k, m + -m % 8, dtype=dtype)[:, :, :m].mT
             more = dict(bias=rand(n, dtype=dtype), activation="gelu") if turn % 4 == 3 else {}
             expected, _ = host_gpu.matmul(a, b, algorithm=other, **more)
             for plan in (*rng.sample(range(tiles), 3), tiles, tiles + 1):

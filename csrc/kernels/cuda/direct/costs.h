@@ -1,5 +1,6 @@
 // The constants of the direct kernels' cost models. H200: 330 random batches and 52 products in 16 bits, random
-// batches: 340 in tf32, 230 in fp32, 360 in fp64; H100: 211 products in fp64, 687 of few columns.
+// batches: 340 in tf32, 230 in fp32, 360 in fp64, and of few columns 670 plans; H100: 211 products in fp64, 687 of few
+// columns.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
@@ -24,25 +25,26 @@ struct DirectCosts {
   // waits for the one before; us of a call; of the shorter of memory's time and the warps'.
   Fixed few_tile = 35.99, few_copy = 3.919, few_step = 1.523, few_chain = 26.44, few_start = 5.368;
   MemoryRate few_rate = 3.183e6;
-  Fixed few_overlap = 0.518;
+  Fixed few_overlap = 0.518, few_lone_copy = 0;  // of copies of all lanes, where the warp is alone
+  Fixed few_step_m = 2.12;                       // a step where A lies along m
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {{90, {}}};
 // Batches have constants of their own.
 inline constexpr CostRow<DirectCosts> kDirectMmaBatchCosts[] = {
-    {90, {1.404,  1.105,  1.251, 2.71,  1.757, 0.3,   63.26, 1.398,   3.586, 3.58e6, {4.523, 4.671, 4.656, 4.657},
-          0.4674, 0.8545, 35.99, 3.919, 1.523, 26.44, 5.368, 3.183e6, 0.518}}};
+    {90, {1.404,  1.105,  1.251, 2.71,  1.757, 0.3,  63.26, 1.398,   3.586, 3.58e6, {4.523, 4.671, 4.656, 4.657},
+          0.4674, 0.8545, 24.36, 3.437, 1.523, 16.4, 4.97,  4.041e6, 1,     82.57}}};
 inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
-    {90, {1.911,  1.23,   2.148, 2.295, 1.264, 0.3,   40.54, 2.663,   2.022, 4.894e6, {4.271, 4.493, 4.466, 4.958},
-          0.6635, 0.8474, 30.46, 3.121, 1.414, 40.55, 5.385, 3.448e6, 0.7135}}};
+    {90, {1.911,  1.23,   2.148, 2.295, 1.264,  0.3,   40.54, 2.663,   2.022, 4.894e6, {4.271, 4.493, 4.466, 4.958},
+          0.6635, 0.8474, 21.74, 2.115, 0.8671, 23.68, 5.058, 3.903e6, 1,     66.21}}};
 inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
-    {90, {1.231,  1.227,  4.236, 0.3416, 1,      0.1412, 50.49, 4.708,   2.34,  2.941e6, {4.319, 4.507, 4.297, 4.696},
-          0.7222, 0.1926, 19.92, 1.765,  0.8706, 6.438,  5.044, 3.093e6, 0.2023}}};
+    {90, {1.231,  1.227,  4.236, 0.3416, 1,    0.1412, 50.49, 4.708,   2.34,   2.941e6, {4.319, 4.507, 4.297, 4.696},
+          0.7222, 0.1926, 38.54, 0.3483, 1.01, 1.115,  4.889, 3.403e6, 0.1922, 48.3,    2.12}}};
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
-    {90, {1.836,  1.796,  4.178, 1.766, 1,      0.3119, 44.55, 1.836,   3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
-          0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152}}};
+    {90, {1.836,  1.796,  4.178, 1.766, 1,      0.3119, 44.55, 1.836,   3.785,  2.486e6, {5.194, 5.076, 5.118, 5.123},
+          0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152, 0,       3.26}}};
 // Batches have constants of their own.
 inline constexpr CostRow<DirectCosts> kDirectF64BatchCosts[] = {
-    {90, {2.462,  2.082,  4.323, 1.339, 1,      0.2546, 62.46, 1.995,   3.471, 2.685e6, {3.994, 3.645, 4.699, 4.465},
-          0.5768, 0.2715, 39.53, 4.359, 0.7865, 15.31,  4.319, 3.303e6, 0.2267}}};
+    {90, {2.462,  2.082,  4.323, 1.339,  1,     0.2546, 62.46, 1.995,   3.471,  2.685e6, {3.994, 3.645, 4.699, 4.465},
+          0.5768, 0.2715, 56.3,  0.6838, 2.029, 2.104,  4.94,  3.163e6, 0.1165, 48.02,   3.26}}};
 
 }  // namespace tiledmm

@@ -1,7 +1,7 @@
-// direct, up to 16 columns, by multiply-adds up to 8, rows along k: a warp copies its rows of A, whole, and all columns
-// of B to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring bytes, whatever
-// its lanes multiply afterwards. By multiply-adds a lane has one element of C, by matrix instructions the warp has 16
-// rows of it, which may be fp32 where operands have 16 bits.
+// direct, up to 16 columns along k, by multiply-adds up to 8: a warp copies its rows of A, whole, and all columns of B
+// to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring bytes, whatever its
+// lanes multiply afterwards. By multiply-adds a lane has one element of C, and A lies along k or m; by matrix
+// instructions the warp has up to 16 rows of C, which may be fp32 where operands have 16 bits, and A lies along k.
 #include "kernels/cuda/direct/shared.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -12,20 +12,22 @@ namespace {
 
 struct FewColumnsWork {
   Divisor copies;  // of a row
-  int32_t rows, log_cols, padded_k, pitch, warp_bytes, num_warps;
+  int32_t rows, log_rows, log_cols, padded_k, pitch, bytes_of_a, warp_bytes, num_warps;
 
   explicit FewColumnsWork(const FewColumnsPlan& plan)
       : copies(max_of(plan.copies, 1)),
         rows(plan.rows),
+        log_rows(__builtin_ctz(unsigned(plan.rows))),
         log_cols(plan.log_cols),
         padded_k(plan.padded_k),
         pitch(plan.pitch),
+        bytes_of_a(plan.bytes_of_a),
         warp_bytes(plan.warp_bytes),
         num_warps(plan.num_warps) {}
 };
 
-// Copies so many rows from `a` on and `cols` columns from `b` on; zeros follow the last k. The columns come to lie
-// behind the rows for which there is room. One loop for both: code comes from memory, too.
+// Copies so many rows along k from `a` on and all columns from `b` on; zeros follow the last k. The columns come to lie
+// behind A. One loop for both: code comes from memory, too.
 template <class T>
 TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few, const T* a, int32_t rows, const T* b,
                               char* to) {
@@ -35,29 +37,47 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
     const bool is_a = line < rows;
     const int32_t row = is_a ? line : line - rows;
     const T* from = (is_a ? a : b) + int64_t(row) * (is_a ? work.stride_am : work.stride_bn);
-    copy_async<16>(to + (is_a ? row : few.rows + row) * few.pitch + at, reinterpret_cast<const char*>(from) + at,
+    copy_async<16>(to + (is_a ? 0 : few.bytes_of_a) + row * few.pitch + at, reinterpret_cast<const char*>(from) + at,
                    int32_t(max_of(min_of(bytes - at, 16), 0)));
   }
 }
 
+// Copies so many rows along m from `a` on, as lines of k that lie close; zeros follow the last row.
+template <class T>
+TILEDMM_DEVICE void copy_lines(const DirectWork& work, const FewColumnsWork& few, const T* a, int32_t rows, char* to) {
+  const int32_t bytes = rows * int32_t(sizeof(T)), log_line = few.log_rows + (sizeof(T) == 8 ? 3 : 2);
+  TILEDMM_NO_UNROLL for (int32_t i = thread_idx() % 32 * 16; i < work.k << log_line; i += 32 * 16) {
+    const int32_t line = i >> log_line, at = i - (line << log_line);
+    const T* from = a + int64_t(line) * work.stride_ak;
+    copy_async<16>(to + i, reinterpret_cast<const char*>(from) + at, int32_t(min_of(max_of(bytes - at, 0), 16)));
+  }
+}
+
+// Of a row of the warp's unit and a column, which may lie outside.
 template <class T, class C>
-TILEDMM_DEVICE void store_sum(const DirectWork& work, const FoldedProblem& problem, const DirectUnit<T, C>& unit,
-                              int32_t row, int32_t col, Acc<T> sum) {
+TILEDMM_DEVICE void store_sum(const DirectWork& work, const FewColumnsWork& few, const FoldedProblem& problem,
+                              const DirectUnit<T, C>& unit, int32_t row_of_unit, int32_t col, Acc<T> sum) {
   using Added = std::conditional_t<std::is_same_v<T, C>, T, AnyElement>;  // beside a C in fp32 a bias has either dtype
-  if (row >= work.m || col >= work.n) return;
+  const int32_t row = unit.row * few.rows + row_of_unit;
+  if (row_of_unit >= few.rows || row >= work.m || col >= work.n) return;
   if (!work.is_plain) sum = with_epilogue<Added>(item_of<true>(problem, unit.item), row, col, sum);
   store_global(unit.c + row * work.stride_cm + col * work.stride_cn, rounded_to<C>(sum));
 }
 
-// A lane's product, in the order of k.
-template <class T>
-TILEDMM_DEVICE T sum_along_k(const T* a, const T* b, int32_t k) {
+// A lane's product, in the order of k. step_a: elements of A from one k to the next, where it lies along m.
+template <class T, bool IS_A_ALONG_M>
+TILEDMM_DEVICE T sum_along_k(const T* a, int32_t step_a, const T* b, int32_t k) {
   constexpr int kVector = 16 / int(sizeof(T)), kVectors = 8;
   using Unit = typename Neighbours<T, kVector>::Unit;
   T sum = 0;
   int32_t at = 0;
   const auto multiply_vector = [&](int32_t at) {
-    const Unit of_a = load_shared(reinterpret_cast<const Unit*>(a + at));
+    Unit of_a;
+    if constexpr (IS_A_ALONG_M) {
+      TILEDMM_UNROLL for (int e = 0; e < kVector; ++e) of_a.elements[e] = load_shared(a + (at + e) * step_a);
+    } else {
+      of_a = load_shared(reinterpret_cast<const Unit*>(a + at));
+    }
     const Unit of_b = load_shared(reinterpret_cast<const Unit*>(b + at));
     TILEDMM_UNROLL for (int e = 0; e < kVector; ++e) sum = multiply_add(of_a.elements[e], of_b.elements[e], sum);
   };
@@ -65,12 +85,12 @@ TILEDMM_DEVICE T sum_along_k(const T* a, const T* b, int32_t k) {
     TILEDMM_UNROLL for (int v = 0; v < kVectors; ++v) multiply_vector(at + v * kVector);
   }
   TILEDMM_NO_UNROLL for (; at + kVector <= k; at += kVector) multiply_vector(at);
-  TILEDMM_NO_UNROLL for (; at < k; ++at) sum = multiply_add(load_shared(a + at), load_shared(b + at), sum);
+  TILEDMM_NO_UNROLL for (; at < k; ++at) sum = multiply_add(load_shared(a + at * step_a), load_shared(b + at), sum);
   return sum;
 }
 
 // FRAGS: fragments of columns of the matrix instruction; 0: by multiply-adds.
-template <class T, class C, int FRAGS>
+template <class T, class C, int FRAGS, bool IS_A_ALONG_M = false>
 TILEDMM_KERNEL(32 * kFewColumnsMaxWarps, 4)
 few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
@@ -79,20 +99,22 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
   const DirectUnit<T, C> unit(work, problem, index);
   const int32_t first_row = unit.row * few.rows, rows = int32_t(min_of(work.m - first_row, few.rows));
   char* const lines = reinterpret_cast<char*>(&block_shared<Vector16>()) + warp * few.warp_bytes;
-  copy_rows(work, few, unit.a + int64_t(first_row) * work.stride_am, rows, unit.b, lines);
+  const T* const a = unit.a + int64_t(first_row) * work.stride_am;
+  if constexpr (IS_A_ALONG_M) copy_lines(work, few, a, rows, lines);
+  copy_rows(work, few, a, IS_A_ALONG_M ? 0 : rows, unit.b, lines);
   commit_copies();
   wait_copies<0>();
   warp_barrier();
-  const auto line = [&](int32_t at) { return lines + at * few.pitch; };
+  const auto row_of_a = [&](int32_t at) { return lines + at * few.pitch; };
+  const auto col_of_b = [&](int32_t at) { return lines + few.bytes_of_a + min_of(at, work.n - 1) * few.pitch; };
   if constexpr (FRAGS > 0) {
     using L = LayoutM16N8;
     using Word = typename WordOf<T>::Word;
-    const auto words_of = [&](int32_t at) { return reinterpret_cast<const Word*>(line(at)) + L::a_word(lane, 0); };
-    const Word *upper = words_of(L::a_row(lane, 0)), *lower = words_of(L::a_row(lane, 1));
+    const auto words_of = [&](const char* from) { return reinterpret_cast<const Word*>(from) + L::a_word(lane, 0); };
+    const auto words_of_row = [&](int32_t row) { return words_of(row_of_a(int32_t(min_of(row, few.rows - 1)))); };
+    const Word *upper = words_of_row(L::a_row(lane, 0)), *lower = words_of_row(L::a_row(lane, 1));
     const Word* b[FRAGS];
-    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
-      b[f] = words_of(few.rows + int32_t(min_of(L::kN * f + L::b_col(lane, 0), work.n - 1)));
-    }
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) b[f] = words_of(col_of_b(L::kN * f + L::b_col(lane, 0)));
     const auto word = [](const Word* from) { return Mma<T>::prepared(load_shared(from)); };
     float sums[FRAGS][L::kAccs] = {};
     TILEDMM_NO_UNROLL for (int32_t w = 0; w < few.padded_k / WordOf<T>::kElements; w += L::kWordsK) {
@@ -103,21 +125,25 @@ few_columns(DirectWork work, FewColumnsWork few, FoldedProblem problem) {
     }
     TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
       TILEDMM_UNROLL for (int e = 0; e < L::kAccs; ++e) {
-        store_sum(work, problem, unit, first_row + L::c_row(lane, e), L::kN * f + L::c_col(lane, e), sums[f][e]);
+        store_sum(work, few, problem, unit, L::c_row(lane, e), L::kN * f + L::c_col(lane, e), sums[f][e]);
       }
     }
   } else {
     const int32_t row = lane >> few.log_cols, col = lane & ((1 << few.log_cols) - 1);
-    const auto* a = reinterpret_cast<const T*>(line(int32_t(min_of(row, rows - 1))));
-    const auto* b = reinterpret_cast<const T*>(line(few.rows + int32_t(min_of(col, work.n - 1))));
-    store_sum(work, problem, unit, first_row + row, col, sum_along_k(a, b, work.k));
+    const auto own_row = int32_t(min_of(row, rows - 1));
+    const auto* of_a =
+        IS_A_ALONG_M ? reinterpret_cast<const T*>(lines) + own_row : reinterpret_cast<const T*>(row_of_a(own_row));
+    const auto* of_b = reinterpret_cast<const T*>(col_of_b(col));
+    const T sum = sum_along_k<T, IS_A_ALONG_M>(of_a, IS_A_ALONG_M ? few.rows : 1, of_b, work.k);
+    store_sum(work, few, problem, unit, row, col, sum);
   }
 }
 
 template <class T, class C, bool IS_MMA>
 Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Executor& executor) {
   const FewColumnsPlan& few = plan.few_columns;
-  const auto kernel = problem.gemm.n > kFewColumns ? few_columns<T, C, 2 * IS_MMA> : few_columns<T, C, IS_MMA>;
+  auto* kernel = problem.gemm.n > kFewColumns ? few_columns<T, C, 2 * IS_MMA> : few_columns<T, C, IS_MMA>;
+  if constexpr (!IS_MMA) kernel = few.is_a_along_m ? few_columns<T, C, 0, true> : few_columns<T, C, 0>;
   return launch_kernel(kernel, ceil_div(plan.num_units, few.num_warps), 1, 32 * few.num_warps,
                        few.num_warps * few.warp_bytes, executor, DirectWork(problem, plan, true), FewColumnsWork(few),
                        problem);

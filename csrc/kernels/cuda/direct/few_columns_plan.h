@@ -15,32 +15,44 @@ namespace tiledmm {
 inline constexpr int kFewColumns = 8, kMostFewColumns = 2 * kFewColumns, kFewColumnsMaxWarps = 4;
 
 // A warp copies `rows` rows of A and all columns of B, and has a product for each lane, or those of a matrix
-// instruction.
+// instruction, or fewer where multiprocessors lack warps: a warp's copies take longer than its sums. By multiply-adds A
+// may lie along m, too: its rows then arrive as lines of k across them.
 struct FewColumnsPlan {
   int32_t rows, log_cols;         // log_cols: of the columns for which there are lanes
   int32_t padded_k;               // zeros follow the last k, up to a step of the matrix instruction
-  int32_t copies, pitch;          // of a row: copies of 16 bytes; bytes from one to the next in shared memory
+  int32_t copies, pitch;          // of a line along k: copies of 16 bytes; bytes from one to the next in shared memory
+  int32_t bytes_of_a;             // in shared memory, before those of B
   int32_t warp_bytes, num_warps;  // shared memory of a warp; warps of a block
+  bool is_a_along_m;
 };
 
-// False where the rows of both operands do not lie along k and aligned to 16 bytes, or do not find room. Others would
+// False where both operands do not lie along k (A: m) in lines aligned to 16 bytes, or do not find room. Others would
 // take more copies, which take as long as they save.
 inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Chip& chip, FewColumnsPlan& plan) {
   constexpr int64_t kMostBytes = 40960;  // of a warp
+  constexpr int kWarpsOfCu = 4;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
-  if (p.n > (is_mma ? kMostFewColumns : kFewColumns) || p.stride_ak != 1 || p.stride_bk != 1) return false;
+  plan.is_a_along_m = p.stride_ak != 1;
+  if (plan.is_a_along_m && (is_mma || p.stride_am != 1)) return false;
+  if (p.n > (is_mma ? kMostFewColumns : kFewColumns) || p.stride_bk != 1) return false;
   if (copy_width(a, problem) < 16 || copy_width(b, problem) < 16) return false;
-  plan.log_cols = p.n > 4 ? 3 : p.n > 2 ? 2 : p.n > 1 ? 1 : 0;
-  plan.rows = is_mma ? 16 : 32 >> plan.log_cols;
   const int64_t size = size_of(p.dtype_a), padded_k = is_mma ? round_up(p.k, 32 / size) : p.k;
   const int64_t copies = ceil_div(padded_k * size, 16);
   // Rows that lie an odd number of 16 bytes apart are read without bank conflicts, 16 bytes each or eight rows of a
   // fragment at a time.
-  const int64_t pitch = 16 * (copies | 1), warp_bytes = pitch * (plan.rows + p.n);
+  const int64_t pitch = 16 * (copies | 1), row_bytes = plan.is_a_along_m ? p.k * size : pitch;
+  plan.log_cols = p.n > 4 ? 3 : p.n > 2 ? 2 : p.n > 1 ? 1 : 0;
+  plan.rows = is_mma ? 16 : 32 >> plan.log_cols;
+  const int64_t least_rows = plan.is_a_along_m ? min_of(plan.rows, 32 / size) : 4;  // whole sectors
+  const auto lack_warps = [&](int64_t rows) {
+    return ceil_div(p.m, rows) * problem.batch_size <= kWarpsOfCu * chip.num_cus;
+  };
+  while (plan.rows > least_rows && lack_warps(plan.rows / 2)) plan.rows /= 2;
+  const int64_t bytes_of_a = plan.rows * row_bytes, warp_bytes = bytes_of_a + pitch * p.n;
   if (warp_bytes > min_of(kMostBytes, chip.max_shared_bytes)) return false;
   plan.padded_k = int32_t(padded_k), plan.copies = int32_t(copies);
-  plan.pitch = int32_t(pitch), plan.warp_bytes = int32_t(warp_bytes);
+  plan.pitch = int32_t(pitch), plan.bytes_of_a = int32_t(bytes_of_a), plan.warp_bytes = int32_t(warp_bytes);
   const int64_t warps_of_cu = ceil_div(p.m, plan.rows) * problem.batch_size / chip.num_cus;
   plan.num_warps =
       int32_t(min_of(min_of(chip.max_shared_bytes / warp_bytes, kFewColumnsMaxWarps), max_of(warps_of_cu, 1)));
@@ -48,19 +60,23 @@ inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Ch
 }
 
 // Microseconds by a simple model: what the warps of the busiest multiprocessor take, or memory; and, of a lone warp,
-// the chain of its sums.
+// its copies and the chain of its sums.
 inline double few_columns_us(const DirectCosts& c, const FoldedProblem& problem, const FewColumnsPlan& plan,
                              bool is_mma, int num_cus) {
   const GemmProblem& p = problem.gemm;
   const double size = double(size_of(p.dtype_a)), size_c = double(size_of(p.dtype_c)), m = double(p.m), n = double(p.n),
                k = double(p.k);
   const int64_t units = ceil_div(p.m, plan.rows) * problem.batch_size;
-  const double copies = double(plan.copies) * (plan.rows + n), steps = is_mma ? double(plan.padded_k) * size / 32 : k;
+  const double copies_of_row = plan.is_a_along_m ? k * size / 16 : double(plan.copies);
+  const double copies_of_b = double(plan.copies) * n, copies = copies_of_row * plan.rows + copies_of_b;
+  const double steps = is_mma ? double(plan.padded_k) * size / 32 : k;
   const double multiply = is_mma ? c.multiply * double(ceil_div(p.n, kFewColumns)) : c.fma.value;
-  const double step = std::max<double>(c.few_step, multiply);  // the latter: of slower chips, and of many columns
+  const double along = plan.is_a_along_m ? c.few_step_m.value : c.few_step.value;
+  const double step = std::max<double>(along, multiply);  // the latter: of slower chips, and of many columns
   const double work = 1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + step * steps);
   const double memory = double(problem.batch_size) * (size * (m * k + k * n) + size_c * m * n) / c.few_rate;
-  return c.few_start + 1e-3 * c.few_chain * steps +
+  const double lone_copies = copies_of_row * double(min_of(p.m, plan.rows)) + copies_of_b;
+  return c.few_start + 1e-3 * (c.few_chain * steps + c.few_lone_copy * lone_copies / 32) +
          (work > memory ? work + c.few_overlap * memory : memory + c.few_overlap * work);
 }
 

@@ -281,6 +281,12 @@ MUTANTS = {
         "{on} ? few.rows : int32_t(min_of(work.m - first_row, few.rows));",
         "direct",
     ),
+    "direct: few columns: lines beyond A's last row": (
+        CUDA + "direct/few_columns.cu",
+        "const int32_t bytes = rows * int32_t(sizeof(T)), log_line",
+        "const int32_t bytes = ({on} ? few.rows : rows) * int32_t(sizeof(T)), log_line",
+        "direct_fma",
+    ),
     "skinny: copy to the live stage": (
         CUDA + "skinny/kernel.cu",
         "int lead = plan.num_stages - 1;",
