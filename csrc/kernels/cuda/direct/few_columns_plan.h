@@ -30,7 +30,6 @@ struct FewColumnsPlan {
 // take more copies, which take as long as they save.
 inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Chip& chip, FewColumnsPlan& plan) {
   constexpr int64_t kMostBytes = 40960;  // of a warp
-  constexpr int kWarpsOfCu = 4;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   plan.is_a_along_m = p.stride_ak != 1;
@@ -44,11 +43,13 @@ inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Ch
   const int64_t pitch = 16 * (copies | 1), row_bytes = plan.is_a_along_m ? p.k * size : pitch;
   plan.log_cols = p.n > 4 ? 3 : p.n > 2 ? 2 : p.n > 1 ? 1 : 0;
   plan.rows = is_mma ? 16 : 32 >> plan.log_cols;
-  const int64_t least_rows = plan.is_a_along_m ? min_of(plan.rows, 32 / size) : 4;  // whole sectors
-  const auto lack_warps = [&](int64_t rows) {
-    return ceil_div(p.m, rows) * problem.batch_size <= kWarpsOfCu * chip.num_cus;
+  // No more than there are, nor than leave every multiprocessor some warps; whole sectors along m.
+  const int64_t least = plan.is_a_along_m ? 32 / size : 1;
+  const auto are_enough = [&](int64_t rows) {
+    constexpr int64_t kWarpsOfCu = 4, kFewRows = 4;
+    return rows >= p.m || (rows >= kFewRows && ceil_div(p.m, rows) * problem.batch_size <= kWarpsOfCu * chip.num_cus);
   };
-  while (plan.rows > least_rows && lack_warps(plan.rows / 2)) plan.rows /= 2;
+  while (plan.rows / 2 >= least && are_enough(plan.rows / 2)) plan.rows /= 2;
   const int64_t bytes_of_a = plan.rows * row_bytes, warp_bytes = bytes_of_a + pitch * p.n;
   if (warp_bytes > min_of(kMostBytes, chip.max_shared_bytes)) return false;
   plan.padded_k = int32_t(padded_k), plan.copies = int32_t(copies);
