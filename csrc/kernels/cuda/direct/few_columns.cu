@@ -1,6 +1,6 @@
 // direct, up to 16 columns along k, by multiply-adds up to 8: a warp copies its rows of A, whole, and all columns of B
 // to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring bytes, whatever its
-// lanes multiply afterwards. By multiply-adds a lane has one element of C, and A lies along k or m; by matrix
+// lanes multiply afterwards. By multiply-adds a lane has one element of C, and in fp32 A lies along k or m; by matrix
 // instructions the warp has up to 16 rows of C, which may be fp32 where operands have 16 bits, and A lies along k.
 #include "kernels/cuda/direct/shared.h"
 #include "platform/async_copy.h"
@@ -45,7 +45,8 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
 // Copies so many rows along m from `a` on, as lines of k that lie close; zeros follow the last row.
 template <class T>
 TILEDMM_DEVICE void copy_lines(const DirectWork& work, const FewColumnsWork& few, const T* a, int32_t rows, char* to) {
-  const int32_t bytes = rows * int32_t(sizeof(T)), log_line = few.log_rows + (sizeof(T) == 8 ? 3 : 2);
+  static_assert(sizeof(T) == 4, "a line of so many rows has four times as many bytes");
+  const int32_t bytes = rows * int32_t(sizeof(T)), log_line = few.log_rows + 2;
   TILEDMM_NO_UNROLL for (int32_t i = thread_idx() % 32 * 16; i < work.k << log_line; i += 32 * 16) {
     const int32_t line = i >> log_line, at = i - (line << log_line);
     const T* from = a + int64_t(line) * work.stride_ak;
@@ -143,7 +144,7 @@ template <class T, class C, bool IS_MMA>
 Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Executor& executor) {
   const FewColumnsPlan& few = plan.few_columns;
   auto* kernel = problem.gemm.n > kFewColumns ? few_columns<T, C, 2 * IS_MMA> : few_columns<T, C, IS_MMA>;
-  if constexpr (!IS_MMA) kernel = few.is_a_along_m ? few_columns<T, C, 0, true> : few_columns<T, C, 0>;
+  if constexpr (sizeof(T) == 4 && !IS_MMA) kernel = few.is_a_along_m ? few_columns<T, C, 0, true> : kernel;
   return launch_kernel(kernel, ceil_div(plan.num_units, few.num_warps), 1, 32 * few.num_warps,
                        few.num_warps * few.warp_bytes, executor, DirectWork(problem, plan, true), FewColumnsWork(few),
                        problem);

@@ -55,12 +55,13 @@ struct FewRowsCosts {
   // A stage that lacks columns costs `unused` for each of them and each k, up to `most_k`, and the share
   // `unused_memory` of memory's time for each of them.
   Fixed unused = 4e-5, most_k = 5000, unused_memory = 0.008;
+  Fixed by_elements = 0;  // us of a call whose B is copied by single elements
 };
 inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};
 inline constexpr CostRow<FewRowsCosts> kFewRowsBatchCosts[] = {
     // H200, 249 plans of random batches
     {90,
      {1.18, 0.765, 12.75, 3.585e6, 1.493e6, 5.603e6, 6.075, 3207, 0.05657, 2.056, 1.914, 0.1187, 4.547e4, 2.455e-5,
-      5000, 0.03702}}};
+      5000, 0.03702, 2.2}}};
 
 }  // namespace tiledmm

@@ -122,7 +122,9 @@ inline double few_rows_microseconds(const FewRowsCosts& c, const GemmTask& task,
   const double partial = unused * (c.unused * std::min<double>(double(task.k), c.most_k) + c.unused_memory * memory);
   const double sums = double(num_chunks * task.m) * double(task.n) * double(task.batch);
   const double addition = plan.num_splits > 1 ? c.addition + 8 * sums / c.added : 0;
-  return c.start + (work > memory ? work + c.overlap * memory : memory + c.overlap * work) + partial + addition;
+  const double copied = task.b.alignment < 16 ? c.by_elements.value : 0;
+  return c.start + (work > memory ? work + c.overlap * memory : memory + c.overlap * work) + partial + addition +
+         copied;
 }
 
 }  // namespace tiledmm
