@@ -28,9 +28,9 @@ constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
 // By matrix instructions in 16 bits, and in tf32, whose k tiles hold half as many elements: as many chunks as give the
 // multiprocessors work if there are few rows, and no more, since sums on their way cost memory's time: of a narrow C
 // 5120 / n, of a wider one 4096 / n, and 8192 / n where k is long and sums are few beside the operands. Tiles that sum
-// chunks are 192 columns wide at most, which costs many rows 2 to 12 %: not where k is shorter than 5 n. For any n
-// where one chain's error would exceed that of cuBLAS, which splits k, and where a chain takes long enough for many
-// rows to lose nothing: in 16 bits from 2^16 on.
+// chunks are 192 columns wide at most, which costs many rows 2 to 12 %: not where k is shorter than 5 n. A very long k
+// is in chunks for any n, since the error of one chain would exceed that of cuBLAS, which splits k. In 16 bits it
+// begins at 2^16, where many rows lose nothing by it; a narrow C and tf32 keep shorter chunks, which begin later.
 constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
   constexpr int64_t kNarrowN = 256, kNarrowChunks = 5120, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 15;
   const int64_t min_chunk = (is_tf32 ? 2 : 4) * kChunkUnit;
@@ -42,8 +42,8 @@ constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
     const int64_t columns = (k < kLongK ? 2 : 4) * kWideN;
     chunk = round_up(ceil_div(k, min_of(min_of(columns / n, k / min_chunk), kMaxChunks)), kChunkUnit);
   }
-  const bool are_short = is_tf32 || n <= kNarrowN;
-  const int64_t very_long_k = are_short ? 1 << 17 : 1 << 16, max_chunk = are_short ? 1 << 14 : 1 << 15;
+  const bool has_short_chunks = is_tf32 || n <= kNarrowN;
+  const int64_t very_long_k = has_short_chunks ? 1 << 17 : 1 << 16, max_chunk = has_short_chunks ? 1 << 14 : 1 << 15;
   return k < very_long_k ? chunk : min_of(chunk, round_up(ceil_div(k, ceil_div(k, max_chunk)), kChunkUnit));
 }
 

@@ -26,7 +26,7 @@ struct DirectCosts {
   Fixed few_tile = 35.99, few_copy = 3.919, few_step = 1.523, few_chain = 26.44, few_start = 5.368;
   MemoryRate few_rate = 3.183e6;
   Fixed few_overlap = 0.518, few_lone_copy = 0;  // of copies of all lanes, where the warp is alone
-  Fixed few_step_m = 2.12;                       // a step where A lies along m
+  Fixed few_step_m = 2.12;                       // in fp32, a step where A lies along m
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {{90, {}}};
 // Batches have constants of their own.
@@ -38,10 +38,10 @@ inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
           0.6635, 0.8474, 21.74, 2.115, 0.8671, 23.68, 5.058, 3.903e6, 1,     66.21}}};
 inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
     {90, {1.231,  1.227,  4.236, 0.3416, 1,    0.1412, 50.49, 4.708,   2.34,   2.941e6, {4.319, 4.507, 4.297, 4.696},
-          0.7222, 0.1926, 38.54, 0.3483, 1.01, 1.115,  4.889, 3.403e6, 0.1922, 48.3,    2.12}}};
+          0.7222, 0.1926, 38.54, 0.3483, 1.01, 1.115,  4.889, 3.403e6, 0.1922, 48.3}}};
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
-    {90, {1.836,  1.796,  4.178, 1.766, 1,      0.3119, 44.55, 1.836,   3.785,  2.486e6, {5.194, 5.076, 5.118, 5.123},
-          0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152, 0,       3.26}}};
+    {90, {1.836,  1.796,  4.178, 1.766, 1,      0.3119, 44.55, 1.836,   3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
+          0.5549, 0.2152, 34.96, 2.802, 0.4776, 9.529,  5.411, 2.211e6, 0.2152}}};
 // Batches have constants of their own.
 inline constexpr CostRow<DirectCosts> kDirectF64BatchCosts[] = {
     {90, {2.462,  2.082,  4.323, 1.339,  1,     0.2546, 62.46, 1.995,   3.471,  2.685e6, {3.994, 3.645, 4.699, 4.465},

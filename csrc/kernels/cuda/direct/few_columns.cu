@@ -1,7 +1,8 @@
-// direct, up to 16 columns along k, by multiply-adds up to 8: a warp copies its rows of A, whole, and all columns of B
-// to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring bytes, whatever its
-// lanes multiply afterwards. By multiply-adds a lane has one element of C, and in fp32 A lies along k or m; by matrix
-// instructions the warp has up to 16 rows of C, which may be fp32 where operands have 16 bits, and A lies along k.
+// direct for few columns that lie along k: up to 16, by multiply-adds up to 8. A warp copies its rows of A, whole, and
+// all columns of B to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring
+// bytes, whatever its lanes multiply afterwards. By multiply-adds a lane has one element of C, and in fp32 A lies along
+// k or m. By matrix instructions the warp has up to 16 rows of C, which may be fp32 where operands have 16 bits, and A
+// lies along k.
 #include "kernels/cuda/direct/shared.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -42,7 +43,8 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
   }
 }
 
-// Copies so many rows along m from `a` on, as lines of k that lie close; zeros follow the last row.
+// Copies so many rows that lie along m, from `a` on: a line is one k of all of them, and lines follow each other
+// without gaps. Zeros follow the last row.
 template <class T>
 TILEDMM_DEVICE void copy_lines(const DirectWork& work, const FewColumnsWork& few, const T* a, int32_t rows, char* to) {
   static_assert(sizeof(T) == 4, "a line of so many rows has four times as many bytes");
@@ -54,7 +56,7 @@ TILEDMM_DEVICE void copy_lines(const DirectWork& work, const FewColumnsWork& few
   }
 }
 
-// Of a row of the warp's unit and a column, which may lie outside.
+// Stores one sum, if its row and column are inside of C and the row is the warp's own.
 template <class T, class C>
 TILEDMM_DEVICE void store_sum(const DirectWork& work, const FewColumnsWork& few, const FoldedProblem& problem,
                               const DirectUnit<T, C>& unit, int32_t row_of_unit, int32_t col, Acc<T> sum) {

@@ -15,8 +15,8 @@ namespace tiledmm {
 inline constexpr int kFewColumns = 8, kMostFewColumns = 2 * kFewColumns, kFewColumnsMaxWarps = 4;
 
 // A warp copies `rows` rows of A and all columns of B, and has a product for each lane, or those of a matrix
-// instruction, or fewer where multiprocessors lack warps: a warp's copies take longer than its sums. In fp32 A may lie
-// along m, too: its rows then arrive as lines of k across them.
+// instruction. It has fewer rows than that where multiprocessors lack warps: its copies take longer than its sums. In
+// fp32 A may lie along m, too. A line is then one k of all of the warp's rows.
 struct FewColumnsPlan {
   int32_t rows, log_cols;         // log_cols: of the columns for which there are lanes
   int32_t padded_k;               // zeros follow the last k, up to a step of the matrix instruction
@@ -26,9 +26,9 @@ struct FewColumnsPlan {
   bool is_a_along_m;
 };
 
-// False where both operands do not lie along k (A: m) in lines aligned to 16 bytes, or do not find room. Others would
-// take more copies, which take as long as they save. In fp64 a row of A along m is left to mma_async, where k that does
-// not fill its tiles turns zeros of underflow around.
+// False where an operand does not lie along k (in fp32 A: or m) in lines aligned to 16 bytes, or where a warp has no
+// room for its part of both. Others would take more copies, which take as long as they save. In fp64 A lies along k
+// only: one row would keep the sign of a zero of underflow, which mma_async changes where k does not fill its tiles.
 inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Chip& chip, FewColumnsPlan& plan) {
   constexpr int64_t kMostBytes = 40960;  // of a warp
   const GemmProblem& p = problem.gemm;
@@ -44,13 +44,14 @@ inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Ch
   const int64_t pitch = 16 * (copies | 1), row_bytes = plan.is_a_along_m ? p.k * size : pitch;
   plan.log_cols = p.n > 4 ? 3 : p.n > 2 ? 2 : p.n > 1 ? 1 : 0;
   plan.rows = is_mma ? 16 : 32 >> plan.log_cols;
-  // No more than there are, nor than leave every multiprocessor some warps; whole sectors along m.
-  const int64_t least = plan.is_a_along_m ? 8 : 1;
+  // No more rows than C has, and fewer where multiprocessors would have fewer than four warps. Along m halving stops at
+  // a sector.
+  const int64_t least_rows = plan.is_a_along_m ? 8 : 1;
   const auto are_enough = [&](int64_t rows) {
     constexpr int64_t kWarpsOfCu = 4, kFewRows = 4;
     return rows >= p.m || (rows >= kFewRows && ceil_div(p.m, rows) * problem.batch_size <= kWarpsOfCu * chip.num_cus);
   };
-  while (plan.rows / 2 >= least && are_enough(plan.rows / 2)) plan.rows /= 2;
+  while (plan.rows / 2 >= least_rows && are_enough(plan.rows / 2)) plan.rows /= 2;
   const int64_t bytes_of_a = plan.rows * row_bytes, warp_bytes = bytes_of_a + pitch * p.n;
   if (warp_bytes > min_of(kMostBytes, chip.max_shared_bytes)) return false;
   plan.padded_k = int32_t(padded_k), plan.copies = int32_t(copies);
@@ -73,8 +74,8 @@ inline double few_columns_us(const DirectCosts& c, const FoldedProblem& problem,
   const double copies_of_b = double(plan.copies) * n, copies = copies_of_row * plan.rows + copies_of_b;
   const double steps = is_mma ? double(plan.padded_k) * size / 32 : k;
   const double multiply = is_mma ? c.multiply * double(ceil_div(p.n, kFewColumns)) : c.fma.value;
-  const double along = plan.is_a_along_m ? c.few_step_m.value : c.few_step.value;
-  const double step = std::max<double>(along, multiply);  // the latter: of slower chips, and of many columns
+  const double own_step = plan.is_a_along_m ? c.few_step_m.value : c.few_step.value;
+  const double step = std::max<double>(own_step, multiply);  // the latter: of slower chips, and of many columns
   const double work = 1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + step * steps);
   const double memory = double(problem.batch_size) * (size * (m * k + k * n) + size_c * m * n) / c.few_rate;
   const double lone_copies = copies_of_row * double(min_of(p.m, plan.rows)) + copies_of_b;

@@ -348,11 +348,11 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   const double rate = memory_rate(costs, plan, p, min_of(num_tiles, at_once) << log_cluster);
   double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
   if (p.crosses_sectors && !plan.splits_chunks) memory += crossed_microseconds(costs, plan, p);
-  // The blocks of such a cluster read nothing in common.
+  // Clusters that share a tile draw from the second-level cache at a rate of their own: their blocks read nothing in
+  // common.
   if (plan.shares_tiles)
-    memory =
-        std::max(memory, double(num_tiles) * num_k_tiles * 2 * kWgmmaBlockK *
-                             double(min_of(p.m, shape.block_m) + min_of(p.n, shape.block_n)) / costs.drawn_by_clusters);
+    memory = std::max(memory, double(num_tiles) * num_k_tiles * 2 * kWgmmaBlockK *
+                                  (copied_rows_a(shape, p) + copied_rows_b(shape, p)) / costs.drawn_by_clusters);
   const double sums = plan.shares_tiles    ? costs.shared_tile.value
                       : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;

@@ -1,8 +1,8 @@
 """The order of summation as docs/numerics.md tells it, in Python: csrc/core/summation.h is to agree."""
 
 
-def count_chunks(n, k, is_tf32=False):
-    """Chunks of k where matrix instructions multiply 16-bit elements or tf32."""
+def length_of_chunks(n, k, is_tf32=False):
+    """Of k, where matrix instructions multiply 16-bit elements or tf32."""
     least = 512 if is_tf32 else 1024
     chunk_k = max(k, 1)
     if k >= 4 * least:
@@ -14,7 +14,12 @@ def count_chunks(n, k, is_tf32=False):
     power = 14 if is_tf32 or n <= 256 else 15
     if k >= 1 << (17 if power == 14 else 16):
         chunk_k = min(chunk_k, -(-k // -(-k // (1 << power)) // 256) * 256)
-    return -(-k // chunk_k)
+    return chunk_k
+
+
+def count_chunks(n, k, is_tf32=False):
+    """So many of them, none of k = 0."""
+    return -(-k // length_of_chunks(n, k, is_tf32))
 
 
 def count_chunks_of_fp64(n, k):

@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from summation import count_chunks
+from summation import count_chunks, length_of_chunks
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
+LONG_K = (65535, 65537, 98305, 1 << 17, 151936, 330000, 1 << 20)  # about the lengths from which chunks have others
 
 # m, n, k, batch: microseconds, cold second-level cache, A k-major, B k-major
 MEASURED = {
@@ -92,11 +93,12 @@ def plan_tf32(tmp_path_factory):
 def test_every_plan_is_legal(plan):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 2048, 4096, 70000)
     problems = [(*shape, 1, 0) for shape in itertools.product(sizes, repeat=3)]
-    problems += [(*shape, 1, 0) for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
+    problems += [(*shape, 1, 0) for shape in itertools.product((64, 4096), (256, 257, 2048, 2049), LONG_K)]
     for problem, row in zip(problems, plan(problems), strict=True):
         m, n, k, *_ = problem
-        block_m, block_n, splits, sums_chunks, _, shares, log_m, log_n, is_exchanged, num_chunks, time, whole = row
-        assert num_chunks == count_chunks(n, k), problem
+        block_m, block_n, splits, sums_chunks, _, shares, log_m, log_n, is_exchanged, chunk_k, time, whole = row
+        assert chunk_k == length_of_chunks(n, k), problem
+        num_chunks = -(-k // chunk_k)
         rows, cols = (n, m) if is_exchanged else (m, n)
         assert sums_chunks or splits or num_chunks == 1, problem
         assert num_chunks > 1 or not (splits or shares), problem
@@ -146,11 +148,12 @@ def test_every_tf32_plan_is_legal(plan_tf32):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 2048, 70000)
     layouts = ("NT", "NN", "TN", "TT")
     problems = [(*shape, 1, layout) for *shape, layout in itertools.product(sizes, sizes, sizes, layouts)]
-    problems += [(*shape, 1, "NT") for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
+    problems += [(*shape, 1, "NT") for shape in itertools.product((64, 4096), (256, 257, 2048, 2049), LONG_K)]
     for problem, row in zip(problems, plan_tf32(problems), strict=True):
         m, n, k, _, layout = problem
-        path, copies_a, copies_b, _, _, splits, serves_path, sums_chunks, num_chunks, time = row
-        assert num_chunks == count_chunks(n, k, is_tf32=True), problem
+        path, copies_a, copies_b, _, _, splits, serves_path, sums_chunks, chunk_k, time = row
+        assert chunk_k == length_of_chunks(n, k, is_tf32=True), problem
+        num_chunks = -(-k // chunk_k)
         assert serves_path and time > 0, problem
         assert sums_chunks or num_chunks == 1, problem
         assert num_chunks > 1 or not splits, problem

@@ -35,7 +35,7 @@ int main() {
     const TilePlan& plan = best.as<WgmmaPlan>().tiles;
     std::printf("%d %d %d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n,
                 int(plan.splits_chunks), int(sums_chunks(plan.shape, needs_row_sums)), int(sums_rows(plan.shape)),
-                int(plan.shares_tiles), plan.cluster_m, plan.cluster_n, int(plan.is_exchanged),
-                int(ceil_div(k, folded.chunk_k)), best.cost_us, whole.cost_us);
+                int(plan.shares_tiles), plan.cluster_m, plan.cluster_n, int(plan.is_exchanged), int(folded.chunk_k),
+                best.cost_us, whole.cost_us);
   }
 }

@@ -27,7 +27,7 @@ int main() {
     const Tf32Plan& plan = best.as<Tf32Plan>();
     std::printf("%d %d %d %d %d %d %d %d %d %.3f\n", int(plan.path), int(plan.copies_a), int(plan.copies_b),
                 plan.tiles.shape.block_m, plan.tiles.shape.block_n, int(plan.tiles.splits_chunks),
-                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)),
-                int(ceil_div(k, folded.chunk_k)), best.cost_us);
+                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)), int(folded.chunk_k),
+                best.cost_us);
   }
 }
