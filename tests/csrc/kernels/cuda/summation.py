@@ -11,9 +11,9 @@ def length_of_chunks(n, k, is_tf32=False):
         elif n <= 2048 and k >= 5 * n // (2 if is_tf32 else 1):
             chunks = min((4096 if k < 1 << 15 else 8192) // n, k // least, 8)
             chunk_k = -(-k // chunks // 256) * 256
-    power = 14 if is_tf32 or n <= 256 else 15
-    if k >= 1 << (17 if power == 14 else 16):
-        chunk_k = min(chunk_k, -(-k // -(-k // (1 << power)) // 256) * 256)
+    very_long_k, max_chunk = (1 << 17, 1 << 14) if is_tf32 or n <= 256 else (1 << 16, 1 << 15)
+    if k >= very_long_k:
+        chunk_k = min(chunk_k, -(-k // -(-k // max_chunk) // 256) * 256)
     return chunk_k
 
 

@@ -243,12 +243,11 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   const bool has_bias = random_int(0, 1),
              is_a_transposed = is_few ? sizeof(T) == 4 && random_int(0, 2) == 0 : random_int(0, 1),
              is_b_transposed = is_few || random_int(0, 1);
-  const int64_t margins[] = {0, 1, 8}, to_line = round_up(k, 8) - k, rows_to_line = round_up(batch * m, 8) - batch * m;
-  Matrix<T> a(is_k ? m : batch * m, k, is_a_transposed,
-              !is_few           ? margins[random_int(0, 2)]
-              : is_a_transposed ? rows_to_line
-                                : to_line);
-  Matrix<T> b(k, is_k ? n : batch * n, is_b_transposed, is_few ? to_line : margins[random_int(0, 2)]);
+  const int64_t margins[] = {0, 1, 8};
+  // Behind a line of so many elements.
+  const auto margin_of = [&](int64_t line) { return is_few ? round_up(line, 8) - line : margins[random_int(0, 2)]; };
+  Matrix<T> a(is_k ? m : batch * m, k, is_a_transposed, margin_of(is_a_transposed ? batch * m : k));
+  Matrix<T> b(k, is_k ? n : batch * n, is_b_transposed, margin_of(k));
   // What is added: one row for all, or for each group, or a matrix of each item's own, and all is scaled.
   const bool is_matrix = has_bias && !is_in_chunks && !is_grouped && random_int(0, 1);
   const int64_t bias_step = is_matrix ? m : is_grouped ? 1 : 0;  // rows from item to item

@@ -283,8 +283,8 @@ MUTANTS = {
     ),
     "direct: few columns: lines beyond A's last row": (
         CUDA + "direct/few_columns.cu",
-        "const int32_t bytes = rows * int32_t(sizeof(T)), log_line",
-        "const int32_t bytes = ({on} ? few.rows : rows) * int32_t(sizeof(T)), log_line",
+        "const int32_t bytes = rows * int32_t(sizeof(float)), log_line",
+        "const int32_t bytes = ({on} ? few.rows : rows) * int32_t(sizeof(float)), log_line",
         "direct_fma",
     ),
     "skinny: copy to the live stage": (
