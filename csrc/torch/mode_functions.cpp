@@ -3,7 +3,6 @@
 // called with whole vectors alone: an end that fills none is copied into one that is full.
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/SmallVector.h>
@@ -11,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 
 #include "torch/cpu_executor.h"
 #include "torch/mode.h"
@@ -221,12 +219,16 @@ struct Added : Elementwise {
 };
 
 // ---- Softmax and its logarithm.
-// Along another dimension than the last torch computes whole vectors of columns by one code and the rest of a thread's
-// columns by another. There a kernel of ours does: of x, or of its result and the gradient of that.
-Tensor along_columns(const Tensor& x, int64_t dim, bool is_log, const Tensor& grad = Tensor()) {
-  const Tensor own = x.contiguous(), own_grad = grad.defined() ? grad.contiguous() : Tensor();
+// torch adds up elements that fill no vector by other code than whole vectors, and columns that threads share by other
+// code than others. So a kernel of ours does: of x, or of its result and the gradient of that.
+bool is_softmax_ours(const Tensor& x) {
+  return x.layout() == at::kStrided && dtype_of(x.scalar_type()) && x.numel() > 0 && x.dim() > 0;
+}
+Tensor run_softmax(Override& own, const Tensor& given, int64_t dim, bool is_log, const Tensor& grad = Tensor()) {
+  own.served.count("softmax");
+  const Tensor x = given.contiguous(), own_grad = grad.defined() ? grad.contiguous() : Tensor();
   const Tensor result = new_result(x.sizes(), x.options());
-  ColumnSoftmaxProblem problem{*dtype_of(x.scalar_type()), is_log, 1, 1, 1, own.const_data_ptr(), nullptr, nullptr};
+  ColumnSoftmaxProblem problem{*dtype_of(x.scalar_type()), is_log, 1, 1, 1, x.const_data_ptr(), nullptr, nullptr};
   const int64_t of_k = at::maybe_wrap_dim(dim, x.dim());
   for (int64_t d = 0; d < x.dim(); ++d) {
     (d < of_k ? problem.outer : d == of_k ? problem.k : problem.inner) *= x.size(d);
@@ -237,69 +239,19 @@ Tensor along_columns(const Tensor& x, int64_t dim, bool is_log, const Tensor& gr
   return result;
 }
 
-bool is_along_columns(const Tensor& x, int64_t dim) {
-  return x.layout() == at::kStrided && dtype_of(x.scalar_type()) && x.numel() > 0 && x.dim() > 0 &&
-         at::maybe_wrap_dim(dim, x.dim()) != x.dim() - 1;
-}
-
-// torch's softmax adds up a row's last elements, which fill no vector, in another order than a whole vector's. So the
-// bits change where elements follow whose share is 0, as keys that a mask hides. Here such elements fill the vector. In
-// 32 and 64 bits the order is another one in rows shorter than a vector alone.
-Tensor softmax_of_rows(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
-  own.served.count("whole vectors");
-  const int64_t size = x.dim() > 0 ? x.size(-1) : 0, whole = kWholeBytes / int64_t(x.element_size());
-  const int64_t missing = size < whole || x.element_size() == 2 ? (whole - size % whole) % whole : 0;
-  if (size == 0 || missing == 0 || !dtype_of(x.scalar_type())) return own.call_original(x, dim, half_to_float);
-  const Tensor padded = at::constant_pad_nd(x, {0, missing}, -std::numeric_limits<double>::infinity());
-  return own.call_original(padded, dim, half_to_float).narrow(-1, 0, size).contiguous();
-}
 template <bool IS_LOG>
 Tensor softmax(Override& own, const Tensor& x, int64_t dim, bool half_to_float) {
   const TorchOnOneThreadInChild own_thread;
-  if (!half_to_float && is_along_columns(x, dim)) {
-    own.served.count("softmax of columns");
-    return along_columns(x, dim, IS_LOG);
-  }
-  if (!IS_LOG) return softmax_of_rows(own, x, dim, half_to_float);
+  if (!half_to_float && is_softmax_ours(x)) return run_softmax(own, x, dim, IS_LOG);
   own.left.count(kDoesNotVary);
   return own.call_original(x, dim, half_to_float);
-}
-
-// The gradient along the last dimension, in fp32. torch has two codes for it, one where it shares out rows among
-// threads and one where it does not, and they differ in the last elements of a row. Here every row is computed by the
-// latter.
-Tensor gradient_of_rows(Override& own, const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
-  own.served.count("softmax of rows");
-  const int64_t size = y.size(-1), rows = y.numel() / size;
-  const Executor executor = cpu_executor();
-  const int64_t num_parts = std::min<int64_t>(executor.num_threads, rows);
-  if (num_parts == 1) return own.call_original(grad, y, dim, dtype);
-  const Tensor own_grad = grad.contiguous(), own_y = y.contiguous(), result = new_result(y.sizes(), y.options());
-  const int64_t rows_of_part = (rows + num_parts - 1) / num_parts;
-  std::vector<Part> parts;
-  for (int64_t begin = 0; begin < rows; begin += rows_of_part) {
-    const auto view = [&](const Tensor& tensor) {
-      return tensor.as_strided({std::min(rows_of_part, rows - begin), size}, {size, 1},
-                               tensor.storage_offset() + begin * size);
-    };
-    Stack stack;
-    torch::jit::push(stack, view(own_grad), view(own_y), int64_t(1), dtype);
-    parts.push_back({std::move(stack), view(result)});
-  }
-  call_parts(find(own.key, own.row.detail), parts, executor);
-  return result;
 }
 template <bool IS_LOG>
 Tensor softmax_gradient(Override& own, const Tensor& grad, const Tensor& y, int64_t dim, at::ScalarType dtype) {
   const TorchOnOneThreadInChild own_thread;
   if (grad.scalar_type() == dtype && y.scalar_type() == dtype && grad.sizes() == y.sizes() &&
-      grad.layout() == at::kStrided && y.layout() == at::kStrided && y.numel() > 0 && y.dim() > 0) {
-    if (is_along_columns(y, dim)) {
-      own.served.count("softmax of columns");
-      return along_columns(y, dim, IS_LOG, grad);
-    }
-    if (!IS_LOG && dtype == at::kFloat) return gradient_of_rows(own, grad, y, dim, dtype);
-  }
+      grad.layout() == at::kStrided && is_softmax_ours(y))
+    return run_softmax(own, y, dim, IS_LOG, grad);
   own.left.count(kDoesNotVary);
   return own.call_original(grad, y, dim, dtype);
 }

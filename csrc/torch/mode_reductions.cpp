@@ -68,7 +68,7 @@ struct Reduced {
     if (is_running && rows.size() > 2) {
       x = given.contiguous();
       rows = merged(x, kept, shape), k = merged(x, reduced, shape);
-    } else if (rows.size() > 2 || k.size() > 1) {
+    } else if (rows.size() > 2 || (k.size() > 1 && !are_segments(k))) {
       std::vector<int64_t> order = kept;
       order.insert(order.end(), reduced.begin(), reduced.end());
       x = given.permute(order).contiguous();
@@ -77,15 +77,23 @@ struct Reduced {
       rows = {{count, problem.k, 1}};
       k = {{problem.k, 1, 1}};
     }
+    problem.segment = k.size() < 2 ? problem.k : k[1].size;
+    problem.stride_segment = k.size() < 2 ? 0 : k[0].stride;
     const Dim one{1, 0, 0};
     const Dim inner = rows.empty() ? one : rows.back(), outer = rows.size() < 2 ? one : rows[0];
     problem.dtype = *dtype_of(x.scalar_type());
     problem.x = x.const_data_ptr();
     problem.outer = outer.size, problem.stride_outer = outer.stride, problem.stride_y_outer = outer.stride_y;
     problem.inner = inner.size, problem.stride_inner = inner.stride, problem.stride_y_inner = inner.stride_y;
-    problem.stride_k = k.empty() ? 1 : k[0].stride, problem.stride_y_k = k.empty() ? 1 : k[0].stride_y;
+    problem.stride_k = k.empty() ? 1 : k.back().stride, problem.stride_y_k = k.empty() ? 1 : k.back().stride_y;
     problem.divisor = 1;
     problem.is_running = is_running;
+  }
+
+  // Whether the CPU's kernel takes rows as they lie, in segments.
+  bool are_segments(const std::vector<Dim>& k) const {
+    constexpr int64_t kLeastSegment = 64;
+    return x.is_cpu() && k.size() == 2 && k[1].stride == 1 && k[1].size >= kLeastSegment;
   }
 
   Tensor new_result(ScalarType dtype) const { return at::empty(shape, x.options().dtype(dtype)); }

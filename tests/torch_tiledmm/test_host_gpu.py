@@ -314,7 +314,7 @@ def test_direct_has_the_bits_of_the_other_kernels(dtype):
             else:  # columns along k, aligned; rows along k or along m
                 a, b = (rand(batch, rows, k + -k % 8, dtype=dtype)[:, :, :k] for rows in (m, n))
                 b = b.mT
-                if turn % 4 == 2 and kernel == "direct_fma":
+                if turn % 4 == 2 and dtype in (torch.float32, torch.float64):
                     a = rand(batch, k, m + -m % 8, dtype=dtype)[:, :, :m].mT
             more = dict(bias=rand(n, dtype=dtype), activation="gelu") if turn % 4 == 3 else {}
             expected, _ = host_gpu.matmul(a, b, algorithm=other, **more)

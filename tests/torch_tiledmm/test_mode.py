@@ -843,6 +843,20 @@ def test_sums_and_their_gradients_on_any_number_of_threads(name, dtype):
                         assert torch.equal(part, own[..., 3:36]), threads
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_of_rows_in_segments(dtype):
+    """Dimensions that do not lie together, on a CPU: a row's bits are those that it has in one piece."""
+    names = ("sum", "mean", "var", "norm", "norm 1", "logsumexp")
+    with torch_tiledmm.enabled():
+        for segments, rows, size in ((2, 5, 64), (3, 1, 65), (40, 3, 100), (2, 4, 1031), (7, 2, 2100)):
+            x = torch.randn(segments, rows, 2, size + 3).to(dtype)[..., :size]
+            for kept in (x[:, :, 0], x.transpose(1, 2)):
+                whole = kept.movedim(0, -2).flatten(-2)
+                for name in names:
+                    own = REDUCTIONS[name](kept, (0, -1))
+                    assert torch.equal(own, REDUCTIONS[name](whole.contiguous(), -1)), (name, segments, rows, size)
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -34,7 +34,7 @@ class ReduceProblem(ctypes.Structure):  # csrc/core/reduce.h
         ("term", ctypes.c_int32),
         *[(name, ctypes.c_int64) for name in ("outer", "inner", "k")],
         ("x", ctypes.c_void_p),
-        *[(name, ctypes.c_int64) for name in ("stride_outer", "stride_inner", "stride_k")],
+        *[(name, ctypes.c_int64) for name in ("stride_outer", "stride_inner", "stride_k", "segment", "stride_segment")],
         ("divisor", ctypes.c_double),
         ("takes_root", ctypes.c_bool),
         ("y", ctypes.c_void_p),
@@ -53,7 +53,7 @@ def reduce(
         y = y.mT.contiguous().mT
     problem = ReduceProblem(
         *(DTYPES.index(x.dtype), DTYPES.index(y.dtype), bool(running), TERMS.index(term), outer, inner, k),
-        *(x.data_ptr(), *x.stride(), divisor, root, y.data_ptr(), *(y.stride() if running else (0, 0, 0))),
+        *(x.data_ptr(), *x.stride(), k, 0, divisor, root, y.data_ptr(), *(y.stride() if running else (0, 0, 0))),
         None if mean is None else mean.data_ptr(),
     )
     reason = ctypes.create_string_buffer(256)

@@ -22,11 +22,11 @@ constexpr int kStripRegs = 4;
 template <class A>
 constexpr int64_t kStrip = kStripRegs * Simd<A>::kLanes;  // columns
 
-// x[o], o < outer * inner, of k elements each.
+// x[o], o < outer * inner, of k elements each, in segments as in core/reduce.h.
 template <class T>
 struct Rows {
   const T* x;
-  int64_t outer, inner, k, stride_outer, stride_inner, stride_k;
+  int64_t outer, inner, k, stride_outer, stride_inner, stride_k, segment, stride_segment;
 
   const T* row(int64_t o) const {
     return outer == 1 ? x + o * stride_inner : x + o / inner * stride_outer + o % inner * stride_inner;
@@ -72,59 +72,104 @@ TILEDMM_INLINE R term_of(R x, R mean) {
   return x;
 }
 
-// The first `count` lanes of v; 0 in the others.
+// The first `count` lanes of v; `rest` in the others.
+template <class A, int... I>
+TILEDMM_INLINE Reg<A> first_lanes(Reg<A> v, int64_t count, A rest, std::integer_sequence<int, I...>) {
+  using Index = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+  return Reg<Index>{I...} < Index(count) ? v : broadcast(rest);
+}
 template <class A>
-TILEDMM_INLINE Reg<A> first_lanes(Reg<A> v, int64_t count) {
-  A lanes[Simd<A>::kLanes] = {};
-  store(lanes, v);
-  for (int64_t l = count; l < Simd<A>::kLanes; ++l) lanes[l] = 0;
-  return load(lanes);
+TILEDMM_INLINE Reg<A> first_lanes(Reg<A> v, int64_t count, A rest = 0) {
+  return first_lanes<A>(v, count, rest, std::make_integer_sequence<int, Simd<A>::kLanes>{});
 }
 
-// The sum of the first LANES lanes, the second half of which is added to the first one.
-template <class A, int LANES, class R, int... I>
-TILEDMM_INLINE A add_lanes(R v, std::integer_sequence<int, I...>) {
-  if constexpr (LANES == 2) {
-    return v[0] + v[1];
+// One number from the first LANES lanes: fold(v, w) of the first half of them and the second half, and so on.
+template <class A, int LANES, class R, class Fold, int... I>
+TILEDMM_INLINE A fold_lanes(R v, const Fold& fold, std::integer_sequence<int, I...> lanes) {
+  if constexpr (LANES == 1) {
+    return v[0];
   } else {
-    const auto sums = v + __builtin_shufflevector(v, v, ((I + LANES / 2) % int(sizeof...(I)))...);
-    return add_lanes<A, LANES / 2>(sums, std::integer_sequence<int, I...>{});
+    const R others = __builtin_shufflevector(v, v, ((I + LANES / 2) % int(sizeof...(I)))...);
+    return fold_lanes<A, LANES / 2>(fold(v, others), fold, lanes);
   }
 }
+template <class A, class Fold>
+TILEDMM_INLINE A fold_lanes(Reg<A> v, const Fold& fold) {
+  constexpr int kLanes = Simd<A>::kLanes;
+  return fold_lanes<A, kLanes>(v, fold, std::make_integer_sequence<int, kLanes>{});
+}
 
-// The sum of n elements of one row.
-template <Term TERM, class A, class T>
-TILEDMM_INLINE A sum_of_row(const T* x, int64_t stride, int64_t n, A mean) {
+template <class A>
+constexpr std::integral_constant<int64_t, Simd<A>::kLanes> kAllLanes{};
+
+// The sum of n terms: term(i, count) has `count` of them from term i on in its first lanes, and 0 in the others.
+template <class A, class Function>
+TILEDMM_INLINE A sum_of_terms(int64_t n, const Function& term) {
   constexpr int kLanes = Simd<A>::kLanes, kRegs = kChains / kLanes;
-  const Reg<A> means = broadcast(mean);
   Reg<A> sums[kRegs] = {};
   int64_t i = 0;
-  if (stride == 1) {
-    for (; i + kChains <= n; i += kChains) {
-      for (int r = 0; r < kRegs; ++r) sums[r] += term_of<TERM>(load_terms<A>(x + i + r * kLanes), means);
-    }
+  for (; i + kChains <= n; i += kChains) {
+    for (int r = 0; r < kRegs; ++r) sums[r] += term(i + r * kLanes, kAllLanes<A>);
   }
-  for (; i < n; i += kChains) {
-    const T* from = x + i * stride;
-    T own[kChains];
-    if (stride != 1) {
-      for (int64_t j = 0; j < min_of(kChains, n - i); ++j) own[j] = from[j * stride];
-      from = own;
-    }
-    for (int r = 0; r < kRegs; ++r) {
-      const int64_t count = n - i - r * kLanes;
-      if (count >= kLanes) {
-        sums[r] += term_of<TERM>(load_terms<A>(from + r * kLanes), means);
-      } else if (count > 0) {
-        const Reg<A> terms = term_of<TERM>(load_some_terms<A>(from + r * kLanes, count), means);
-        sums[r] += TERM == Term::spread ? first_lanes<A>(terms, count) : terms;  // other terms of 0 are 0
-      }
+  for (int r = 0; r < kRegs; ++r) {
+    const int64_t from = i + r * kLanes, count = n - from;
+    if (count >= kLanes) {
+      sums[r] += term(from, kAllLanes<A>);
+    } else if (count > 0) {
+      sums[r] += term(from, count);
     }
   }
   for (int half = kRegs / 2; half > 0; half /= 2) {
     for (int r = 0; r < half; ++r) sums[r] += sums[r + half];
   }
-  return add_lanes<A, kLanes>(sums[0], std::make_integer_sequence<int, kLanes>{});
+  return fold_lanes<A>(sums[0], [](auto a, auto b) { return a + b; });
+}
+
+template <class A, class T>
+TILEDMM_INLINE Reg<A> load_lanes_of(const T* from, int64_t count) {
+  return count == Simd<A>::kLanes ? load_terms<A>(from) : load_some_terms<A>(from, count);
+}
+
+// The terms of `count` elements, 0 in other lanes.
+template <Term TERM, class A, class T>
+TILEDMM_INLINE Reg<A> terms_of(const T* from, int64_t count, Reg<A> means) {
+  const Reg<A> terms = term_of<TERM>(load_lanes_of<A>(from, count), means);
+  const bool has_rest = TERM == Term::spread && count < Simd<A>::kLanes;  // other terms of 0 are 0
+  return has_rest ? first_lanes<A>(terms, count) : terms;
+}
+
+// The sum of n elements of one row.
+template <Term TERM, class A, class T>
+TILEDMM_INLINE A sum_of_row(const T* x, int64_t stride, int64_t n, A mean) {
+  const Reg<A> means = broadcast(mean);
+  if (stride == 1) {
+    return sum_of_terms<A>(n, [&](int64_t i, auto count) { return terms_of<TERM, A>(x + i, count, means); });
+  }
+  return sum_of_terms<A>(n, [&](int64_t i, auto count) {
+    T own[Simd<A>::kLanes];
+    for (int64_t j = 0; j < count; ++j) own[j] = x[(i + j) * stride];
+    return terms_of<TERM, A>(own, count, means);
+  });
+}
+
+// The sum of n elements of a row of segments, from element `first` on.
+template <Term TERM, class A, class T>
+TILEDMM_INLINE A sum_of_segments(const Rows<T>& rows, const T* row, int64_t first, int64_t n, A mean) {
+  constexpr int64_t kLanes = Simd<A>::kLanes;
+  const Reg<A> means = broadcast(mean);
+  const int64_t size = rows.segment, stride = rows.stride_segment;
+  const T* segment = row + first / size * stride;
+  int64_t end = (first / size + 1) * size - first;  // of the segment
+  return sum_of_terms<A>(n, [&](int64_t i, auto count) {
+    if (i >= end) end += size, segment += stride;
+    const T* from = segment + (i - (end - size));
+    if (i + count <= end) return terms_of<TERM, A>(from, count, means);
+    T own[2 * kLanes];  // the last lanes are of the next segment
+    const int64_t left = end - i;
+    __builtin_memcpy(own, from, size_t(left) * sizeof(T));
+    __builtin_memcpy(own + left, segment + stride, size_t(kLanes) * sizeof(T));
+    return terms_of<TERM, A>(own, count, means);
+  });
 }
 
 // Neighbouring columns that are added up side by side: REGS vectors of them, the last of which begins early where their
@@ -286,11 +331,15 @@ bool add_up(const Rows<T>& rows, const A* means, const Executor& executor, const
     const A* const own_means = means ? means + o : nullptr;
     A sums[kSumsAtOnce];
     for (int64_t i = 0; i < num_sums; i += own) {
-      const T* const x = rows.row(o + i) + first;
+      const T* const row = rows.row(o + i);
+      const A mean = TERM == Term::spread ? own_means[i] : A();
       if (are_columns) {
-        sum_columns<TERM, A>(x, rows.stride_k, n, own, TERM == Term::spread ? own_means + i : nullptr, sums + i);
+        const A* const means_of_columns = TERM == Term::spread ? own_means + i : nullptr;
+        sum_columns<TERM, A>(row + first, rows.stride_k, n, own, means_of_columns, sums + i);
+      } else if (rows.segment < rows.k) {
+        sums[i] = sum_of_segments<TERM, A>(rows, row, chunk * kSumChunk, n, mean);
       } else {
-        sums[i] = sum_of_row<TERM, A>(x, rows.stride_k, n, TERM == Term::spread ? own_means[i] : A());
+        sums[i] = sum_of_row<TERM, A>(row + first, rows.stride_k, n, mean);
       }
     }
     if (!parts) return keep(o, sums, num_sums);
@@ -302,7 +351,7 @@ bool add_up(const Rows<T>& rows, const A* means, const Executor& executor, const
     for (int64_t i = task * per_task; i < min_of(num_items, (task + 1) * per_task); ++i) add_up_item(i);
   });
   if (!parts) return true;
-  const Rows<A> rows_of_parts{parts, 1, count, num_chunks, 0, 1, count};
+  const Rows<A> rows_of_parts{parts, 1, count, num_chunks, 0, 1, count, num_chunks, 0};
   const bool has_memory = add_up<Term::value, A>(rows_of_parts, means, executor, keep);
   executor.release(executor.self, parts);
   return has_memory;
@@ -318,7 +367,8 @@ void store_numbers(DType dtype, void* y, int64_t o, const A* values, int64_t cou
 
 template <Term TERM, class A, class T>
 bool reduce_as(const ReduceProblem& p, const Executor& executor, const A* means = nullptr) {
-  const Rows<T> rows{static_cast<const T*>(p.x), p.outer, p.inner, p.k, p.stride_outer, p.stride_inner, p.stride_k};
+  const auto* const x = static_cast<const T*>(p.x);
+  const Rows<T> rows{x, p.outer, p.inner, p.k, p.stride_outer, p.stride_inner, p.stride_k, p.segment, p.stride_segment};
   return add_up<TERM, A>(rows, means, executor, [&](int64_t o, A* sums, int64_t count) {
     if (p.divisor != 1) {
       for (int64_t i = 0; i < count; ++i) sums[i] /= A(p.divisor);

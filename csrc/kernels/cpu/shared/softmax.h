@@ -1,7 +1,7 @@
-// Softmax of columns (core/softmax.h) on a CPU. A block, which is some columns or a narrow matrix, is gone through
-// three times while a core's cache holds it: for the largest elements; for the exponentials beside them, which are kept
-// as terms, whose sums are those of reduce.h; and for the result. One instruction set per translation unit, as in
-// simd.h.
+// Softmax of columns (core/softmax.h) on a CPU. Those of matrices of one column are rows, each gone through by itself.
+// Else a block, which is some columns or a narrow matrix, is gone through three times while a core's cache holds it:
+// for the largest elements; for the exponentials beside them, which are kept as terms, whose sums are those of
+// reduce.h; and for the result. One instruction set per translation unit, as in simd.h.
 #pragma once
 
 #include "core/softmax.h"
@@ -37,7 +37,18 @@ constexpr A kLn2High = sizeof(A) == 4 ? 0.693359375 : 0x1.62e42fefap-1;
 template <class A>
 constexpr A kLn2Low = sizeof(A) == 4 ? -2.12194440054690583e-4 : 0x1.cf79abc9e3b3ap-40;
 
-constexpr double factorial(int n) { return n < 2 ? 1 : n * factorial(n - 1); }
+// The factors of exp's series, 1 / i!. As a table, since g++ would call a function for some of them.
+template <class A>
+struct ExpSeries {
+  A factors[Numbers<A>::kExpTerms + 1];
+
+  constexpr ExpSeries() : factors() {
+    double factorial = 1;
+    for (int i = 0; i <= Numbers<A>::kExpTerms; ++i, factorial *= i) factors[i] = A(1 / factorial);
+  }
+};
+template <class A>
+constexpr ExpSeries<A> kExpSeries{};
 
 // exp(x), x <= 0: 2^n times the series of exp at x - n ln 2. Of what would be a denormal, 0.
 template <class A>
@@ -49,9 +60,10 @@ TILEDMM_INLINE Reg<A> exp_of(Reg<A> x) {
   const Reg<A> shifted = multiply_add(inside, broadcast(A(1.4426950408889634)), broadcast(kUnit));
   const Reg<A> n = shifted - kUnit;
   const Reg<A> rest = multiply_add(n, broadcast(-kLn2Low<A>), multiply_add(n, broadcast(-kLn2High<A>), inside));
-  Reg<A> p = broadcast(A(1 / factorial(N::kExpTerms)));
+  Reg<A> p = broadcast(kExpSeries<A>.factors[N::kExpTerms]);
 #pragma GCC unroll 16
-  for (int term = N::kExpTerms - 1; term >= 0; --term) p = multiply_add(p, rest, broadcast(A(1 / factorial(term))));
+  for (int term = N::kExpTerms - 1; term >= 0; --term)
+    p = multiply_add(p, rest, broadcast(kExpSeries<A>.factors[term]));
   p *= (Reg<A>)(((Bits)shifted + N::kBias) << N::kMantissa);
   return x < least ? Reg<A>{} : p;
 }
@@ -122,11 +134,6 @@ struct Block {
 template <class A>
 constexpr int64_t kRoom = Block<A>::kMostWidth + Simd<A>::kLanes;  // of what a block keeps for each element of a line
 
-template <class A, class T>
-TILEDMM_INLINE Reg<A> load_lanes_of(const T* from, int64_t count) {
-  return count == Simd<A>::kLanes ? load_terms<A>(from) : load_some_terms<A>(from, count);
-}
-
 // The sums of k elements of each of `columns` columns, which lie in `terms` without gaps; of chunks they go to `parts`.
 template <class A>
 void sum_terms(const A* terms, int64_t k, int64_t columns, A* parts, A* sums) {
@@ -191,11 +198,138 @@ void softmax_gradient_block(const ColumnSoftmaxProblem& p, int64_t first, Block<
   });
 }
 
+// ---- rows: matrices of one column
+
+// visit(i, count) of each vector of n elements, of which the last one may be part of one.
+template <class A, class Visit>
+TILEDMM_INLINE void for_each_vector_of_row(int64_t n, const Visit& visit) {
+  int64_t i = 0;
+  for (; i + Simd<A>::kLanes <= n; i += Simd<A>::kLanes) visit(i, kAllLanes<A>);
+  if (i < n) visit(i, n - i);
+}
+
+// The largest of k elements, NaNs left out.
+template <class A, class T>
+TILEDMM_INLINE A largest_of_row(const T* x, int64_t k) {
+  constexpr int64_t kLanes = Simd<A>::kLanes;
+  constexpr int kAtOnce = 4;  // so that a comparison need not wait for the one before
+  const Reg<A> least = broadcast(A(-__builtin_inff()));
+  Reg<A> most[kAtOnce] = {least, least, least, least};
+  int64_t i = 0;
+  for (; i + kAtOnce * kLanes <= k; i += kAtOnce * kLanes) {
+    for (int r = 0; r < kAtOnce; ++r) most[r] = larger(load_terms<A>(x + i + r * kLanes), most[r]);
+  }
+  for_each_vector_of_row<A>(k - i, [&](int64_t j, auto count) {
+    most[0] = larger(first_lanes<A>(load_lanes_of<A>(x + i + j, count), count, least[0]), most[0]);
+  });
+  return fold_lanes<A>(larger(larger(most[0], most[1]), larger(most[2], most[3])),
+                       [](auto a, auto b) { return larger(a, b); });
+}
+
+// The sum of k terms; of chunks they go to `parts`.
+template <class A, class Function>
+TILEDMM_INLINE A sum_in_chunks(int64_t k, A* parts, const Function& term) {
+  if (k <= kSumChunk) return sum_of_terms<A>(k, term);
+  for (int64_t first = 0; first < k; first += kSumChunk) {
+    parts[first / kSumChunk] =
+        sum_of_terms<A>(min_of(kSumChunk, k - first), [&](int64_t i, auto count) { return term(first + i, count); });
+  }
+  A sum;
+  sum_terms(parts, ceil_div(k, kSumChunk), 1, parts, &sum);
+  return sum;
+}
+
+// Rows that follow each other, at most as many as a vector has lanes: reciprocals and logarithms of their sums are
+// computed at once.
+template <class T, bool IS_LOG>
+void softmax_rows(const T* x, int64_t rows, int64_t k, T* result, Acc<T>* terms, Acc<T>* parts) {
+  using A = Acc<T>;
+  constexpr int64_t kLanes = Simd<A>::kLanes;
+  A most[kLanes], shares[kLanes] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* const own_x = x + row * k;
+    A* const own_terms = terms + row * k;
+    most[row] = largest_of_row<A>(own_x, k);
+    const Reg<A> own_most = broadcast(most[row]);
+    shares[row] = sum_in_chunks<A>(k, parts, [&](int64_t i, auto count) {
+      const Reg<A> all = exp_of<A>(load_lanes_of<A>(own_x + i, count) - own_most);
+      const Reg<A> own = count == kLanes ? all : first_lanes<A>(all, count);
+      if (!IS_LOG) store_converted(own_terms + i, own, count);
+      return own;
+    });
+  }
+  store(shares, IS_LOG ? log_of<A>(load(shares)) : 1 / load(shares));
+  for (int64_t row = 0; row < rows; ++row) {
+    const Reg<A> own_most = broadcast(most[row]), share = broadcast(shares[row]);
+    const T* const own_x = x + row * k;
+    const A* const own_terms = terms + row * k;
+    for_each_vector_of_row<A>(k, [&](int64_t i, auto count) {
+      const Reg<A> value = IS_LOG ? load_lanes_of<A>(own_x + i, count) - own_most - share
+                                  : load_lanes_of<A>(own_terms + i, count) * share;
+      store_converted(result + row * k + i, value, count);
+    });
+  }
+}
+
+template <class T, bool IS_LOG>
+void softmax_gradient_rows(const T* y, const T* grad, int64_t rows, int64_t k, T* result, Acc<T>* parts) {
+  using A = Acc<T>;
+  for (; rows > 0; --rows, y += k, grad += k, result += k) {
+    const Reg<A> sum = broadcast(sum_in_chunks<A>(k, parts, [&](int64_t i, auto count) {
+      const Reg<A> own_grad = load_lanes_of<A>(grad + i, count);
+      return IS_LOG ? own_grad : own_grad * load_lanes_of<A>(y + i, count);
+    }));
+    for_each_vector_of_row<A>(k, [&](int64_t i, auto count) {
+      const Reg<A> own_grad = load_lanes_of<A>(grad + i, count), own = load_lanes_of<A>(y + i, count);
+      store_converted(result + i, IS_LOG ? own_grad - exp_of<A>(own) * sum : own * (own_grad - sum), count);
+    });
+  }
+}
+
+// False where there is no memory.
+template <class T, bool IS_LOG>
+bool softmax_of_rows(const ColumnSoftmaxProblem& p, const Executor& executor) {
+  using A = Acc<T>;
+  constexpr bool kIsAsWide = std::is_same_v<A, T>;  // terms can stand where the result will
+  const int64_t k = p.k, per_task = ceil_div(kSoftmaxTask, k), num_tasks = ceil_div(p.outer, per_task);
+  const int64_t workers = min_of(int64_t(executor.num_threads), num_tasks);
+  const int64_t at_once = k <= kSumChunk ? Simd<A>::kLanes : 1;
+  const int64_t num_terms = kIsAsWide || IS_LOG || p.grad ? 0 : at_once * k;
+  const int64_t num_parts = k > kSumChunk ? ceil_div(k, kSumChunk) : 0, size = num_terms + num_parts;
+  A* memory = nullptr;
+  if (size > 0) {
+    memory = static_cast<A*>(executor.allocate(executor.self, size_t(workers * size) * sizeof(A)));
+    if (!memory) return false;
+  }
+  const auto *const all_x = static_cast<const T*>(p.x), *const all_grad = static_cast<const T*>(p.grad);
+  T* const all_results = static_cast<T*>(p.result);
+  for_each_task(executor, workers, num_tasks, [&](int64_t worker, int64_t task) {
+    A *const own = memory + worker * size, *const parts = own + num_terms;
+    const int64_t end = min_of(p.outer, (task + 1) * per_task);
+    for (int64_t row = task * per_task; row < end; row += at_once) {
+      const int64_t first = row * k, rows = min_of(at_once, end - row);
+      T* const result = all_results + first;
+      if (all_grad) {
+        softmax_gradient_rows<T, IS_LOG>(all_x + first, all_grad + first, rows, k, result, parts);
+      } else if constexpr (kIsAsWide) {
+        softmax_rows<T, IS_LOG>(all_x + first, rows, k, result, result, parts);
+      } else {
+        softmax_rows<T, IS_LOG>(all_x + first, rows, k, result, own, parts);
+      }
+    }
+  });
+  if (memory) executor.release(executor.self, memory);
+  return true;
+}
+
+// ---- columns
+
 // False where there is no memory.
 template <class T, bool IS_LOG>
 bool softmax_as(const ColumnSoftmaxProblem& p, const Executor& executor) {
   using A = Acc<T>;
   constexpr int64_t kLanes = Simd<A>::kLanes;
+  if (p.inner == 1) return softmax_of_rows<T, IS_LOG>(p, executor);
   // A block's terms fit into a core's cache, and threads have blocks.
   const int64_t fitting = min_of(kSoftmaxBytes / (p.k * int64_t(sizeof(A))), max_of(kSoftmaxTask / p.k, kStrip<A>));
   const int64_t even = ceil_div(p.outer * p.inner, int64_t(executor.num_threads));

@@ -64,6 +64,20 @@ struct AsyncTile {
       copy_rows<1, kVectors * kVector>(to, inside_close > 0, inside_far);
     }
   }
+  // The same element by element, with -0 behind them: its product with the other operand's zeros changes no sum, not
+  // even the sign of a zero.
+  TILEDMM_DEVICE void copy_last_elements(int left_k, Shared& shared) const {
+    const T* const first = next - close * stride_close() - far * stride_far();
+    TILEDMM_NO_UNROLL for (int i = thread_idx(); i < BLOCK_MN * BLOCK_K; i += NUM_THREADS) {
+      const int mn = IS_K_MAJOR ? i / BLOCK_K : i % BLOCK_MN, k = IS_K_MAJOR ? i % BLOCK_K : i / BLOCK_MN;
+      T* const to = &shared.elements[mn * smem_stride_mn() + k * smem_stride_k()];
+      if (k < left_k) {
+        copy<int(sizeof(T))>(to, first + mn * operand.stride_mn + k * operand.stride_k, mn < left_mn ? sizeof(T) : 0);
+      } else {
+        store_shared(to, T(-0.0));
+      }
+    }
+  }
 
  private:
   template <int WIDTH, int COUNT>

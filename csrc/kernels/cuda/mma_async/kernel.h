@@ -287,7 +287,11 @@ mma_async(Work work, FoldedProblem problem) {
     };
     const auto copy_last_tiles = [&](int stage) {
       tile_a.copy_last_tile(left_k, smem.stages[stage].a);
-      tile_b.copy_last_tile(left_k, smem.stages[stage].b);
+      if constexpr (sizeof(T) == 8) {  // no zero of underflow changes its sign
+        tile_b.copy_last_elements(left_k, smem.stages[stage].b);
+      } else {
+        tile_b.copy_last_tile(left_k, smem.stages[stage].b);
+      }
     };
     constexpr int kVector = TileA::kVector;
     using Vectors = CopyWidths<kVector, kVector>;
