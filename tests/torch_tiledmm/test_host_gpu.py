@@ -273,12 +273,20 @@ def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
         host_gpu.matmul(a, b, algorithm=f"{algorithm}:{len(plans)}")
 
 
-def test_no_plan_of_fp32_turns_a_zero_around():
-    """Products that underflow are -0, and so are sums of them, in chunks, in parts of tiles or in one chain."""
-    batch, n, k = 2, 72, 520
-    for m in (3, 70):
-        a, b = torch.full((batch, m, k), -1e-30), torch.full((batch, k, n), 1e-30)
-        plans = explain(m, n, k, "fp32", layout="NN", device="host:host", batch=batch, plans_of="simt_pipelined")
+@pytest.mark.parametrize(
+    "kernel, precision, tiny, k",
+    [("simt_pipelined", "fp32", 1e-30, 520)]
+    + [(kernel, "fp64", 1e-200, 45) for kernel in ("mma_async", "skinny", "direct")],
+)
+def test_no_plan_turns_a_zero_around(kernel, precision, tiny, k):
+    """Products that underflow are -0, and so are sums of them: in chunks, in parts of tiles, in one chain, and where k
+    does not fill tiles.
+    """
+    batch, n, dtype = 2, 72, torch.float32 if precision == "fp32" else torch.float64
+    for m, layout in ((3, "NN"), (70, "NN"), (70, "NT")):
+        a, b = torch.full((batch, m, k), -tiny, dtype=dtype), torch.full((batch, k, n), tiny, dtype=dtype)
+        b = b.mT.contiguous().mT if layout == "NT" else b
+        plans = explain(m, n, k, precision, layout=layout, device="host:host", batch=batch, plans_of=kernel)
         for plan in plans.candidates[:: len(plans.candidates) // 6 | 1]:
             out, _ = host_gpu.matmul(a, b, algorithm=plan.algorithm)
             assert not out.any() and torch.signbit(out).all(), plan
@@ -314,7 +322,7 @@ def test_direct_has_the_bits_of_the_other_kernels(dtype):
             else:  # columns along k, aligned; rows along k or along m
                 a, b = (rand(batch, rows, k + -k % 8, dtype=dtype)[:, :, :k] for rows in (m, n))
                 b = b.mT
-                if turn % 4 == 2 and dtype in (torch.float32, torch.float64):
+                if turn % 4 == 2 and kernel == "direct_fma":
                     a = rand(batch, k, m + -m % 8, dtype=dtype)[:, :, :m].mT
             more = dict(bias=rand(n, dtype=dtype), activation="gelu") if turn % 4 == 3 else {}
             expected, _ = host_gpu.matmul(a, b, algorithm=other, **more)

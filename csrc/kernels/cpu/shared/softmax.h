@@ -239,8 +239,8 @@ TILEDMM_INLINE A sum_in_chunks(int64_t k, A* parts, const Function& term) {
   return sum;
 }
 
-// Rows that follow each other, at most as many as a vector has lanes: reciprocals and logarithms of their sums are
-// computed at once.
+// Rows that follow each other, at most as many as a vector has lanes, so that reciprocals and logarithms of their sums
+// are computed at once. A logarithm needs no terms.
 template <class T, bool IS_LOG>
 void softmax_rows(const T* x, int64_t rows, int64_t k, T* result, Acc<T>* terms, Acc<T>* parts) {
   using A = Acc<T>;
@@ -248,7 +248,7 @@ void softmax_rows(const T* x, int64_t rows, int64_t k, T* result, Acc<T>* terms,
   A most[kLanes], shares[kLanes] = {};
   for (int64_t row = 0; row < rows; ++row) {
     const T* const own_x = x + row * k;
-    A* const own_terms = terms + row * k;
+    A* const own_terms = IS_LOG ? nullptr : terms + row * k;
     most[row] = largest_of_row<A>(own_x, k);
     const Reg<A> own_most = broadcast(most[row]);
     shares[row] = sum_in_chunks<A>(k, parts, [&](int64_t i, auto count) {
@@ -262,7 +262,7 @@ void softmax_rows(const T* x, int64_t rows, int64_t k, T* result, Acc<T>* terms,
   for (int64_t row = 0; row < rows; ++row) {
     const Reg<A> own_most = broadcast(most[row]), share = broadcast(shares[row]);
     const T* const own_x = x + row * k;
-    const A* const own_terms = terms + row * k;
+    const A* const own_terms = IS_LOG ? nullptr : terms + row * k;
     for_each_vector_of_row<A>(k, [&](int64_t i, auto count) {
       const Reg<A> value = IS_LOG ? load_lanes_of<A>(own_x + i, count) - own_most - share
                                   : load_lanes_of<A>(own_terms + i, count) * share;
@@ -322,9 +322,8 @@ bool softmax_of_rows(const ColumnSoftmaxProblem& p, const Executor& executor) {
   return true;
 }
 
-// ---- columns
+// ---- both; false where there is no memory
 
-// False where there is no memory.
 template <class T, bool IS_LOG>
 bool softmax_as(const ColumnSoftmaxProblem& p, const Executor& executor) {
   using A = Acc<T>;

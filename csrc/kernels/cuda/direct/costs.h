@@ -45,6 +45,6 @@ inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
 // Batches have constants of their own.
 inline constexpr CostRow<DirectCosts> kDirectF64BatchCosts[] = {
     {90, {2.462,  2.082,  4.323, 1.339,  1,     0.2546, 62.46, 1.995,   3.471,  2.685e6, {3.994, 3.645, 4.699, 4.465},
-          0.5768, 0.2715, 56.3,  0.6838, 2.029, 2.104,  4.94,  3.163e6, 0.1165, 48.02,   3.26}}};
+          0.5768, 0.2715, 56.3,  0.6838, 2.029, 2.104,  4.94,  3.163e6, 0.1165, 48.02}}};
 
 }  // namespace tiledmm

@@ -1,8 +1,8 @@
 // direct for few columns that lie along k: up to 16, by multiply-adds up to 8. A warp copies its rows of A, whole, and
 // all columns of B to shared memory. So all that it needs is on its way at the same time, in copies of neighbouring
-// bytes, whatever its lanes multiply afterwards. By multiply-adds a lane has one element of C, and A lies along k or m.
-// By matrix instructions the warp has up to 16 rows of C, which may be fp32 where operands have 16 bits, and A lies
-// along k.
+// bytes, whatever its lanes multiply afterwards. By multiply-adds a lane has one element of C, and in fp32 A lies along
+// k or m. By matrix instructions the warp has up to 16 rows of C, which may be fp32 where operands have 16 bits, and A
+// lies along k.
 #include "kernels/cuda/direct/shared.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -45,12 +45,12 @@ TILEDMM_DEVICE void copy_rows(const DirectWork& work, const FewColumnsWork& few,
 
 // Copies so many rows that lie along m, from `a` on: a line is one k of all of them, and lines follow each other
 // without gaps. Zeros follow the last row.
-template <class T>
-TILEDMM_DEVICE void copy_lines(const DirectWork& work, const FewColumnsWork& few, const T* a, int32_t rows, char* to) {
-  const int32_t bytes = rows * int32_t(sizeof(T)), log_line = few.log_rows + (sizeof(T) == 8 ? 3 : 2);
+TILEDMM_DEVICE void copy_lines(const DirectWork& work, const FewColumnsWork& few, const float* a, int32_t rows,
+                               char* to) {
+  const int32_t bytes = rows * int32_t(sizeof(float)), log_line = few.log_rows + 2;
   TILEDMM_NO_UNROLL for (int32_t i = thread_idx() % 32 * 16; i < work.k << log_line; i += 32 * 16) {
     const int32_t line = i >> log_line, at = i - (line << log_line);
-    const T* from = a + int64_t(line) * work.stride_ak;
+    const float* from = a + int64_t(line) * work.stride_ak;
     copy_async<16>(to + i, reinterpret_cast<const char*>(from) + at, int32_t(min_of(max_of(bytes - at, 0), 16)));
   }
 }
@@ -145,7 +145,7 @@ template <class T, class C, bool IS_MMA>
 Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Executor& executor) {
   const FewColumnsPlan& few = plan.few_columns;
   auto* kernel = problem.gemm.n > kFewColumns ? few_columns<T, C, 2 * IS_MMA> : few_columns<T, C, IS_MMA>;
-  if constexpr (!IS_MMA) {
+  if constexpr (std::is_same_v<T, float> && !IS_MMA) {
     if (few.is_a_along_m) kernel = few_columns<T, C, 0, true>;
   }
   return launch_kernel(kernel, ceil_div(plan.num_units, few.num_warps), 1, 32 * few.num_warps,

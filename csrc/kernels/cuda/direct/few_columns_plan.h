@@ -15,8 +15,8 @@ namespace tiledmm {
 inline constexpr int kFewColumns = 8, kMostFewColumns = 2 * kFewColumns, kFewColumnsMaxWarps = 4;
 
 // A warp copies `rows` rows of A and all columns of B, and has a product for each lane, or those of a matrix
-// instruction. It has fewer rows than that where multiprocessors lack warps: its copies take longer than its sums. By
-// multiply-adds A may lie along m, too. A line is then one k of all of the warp's rows.
+// instruction. It has fewer rows than that where multiprocessors lack warps: its copies take longer than its sums. In
+// fp32 A may lie along m, too. A line is then one k of all of the warp's rows.
 struct FewColumnsPlan {
   int32_t rows, log_cols;         // log_cols: of the columns for which there are lanes
   int32_t padded_k;               // zeros follow the last k, up to a step of the matrix instruction
@@ -26,14 +26,15 @@ struct FewColumnsPlan {
   bool is_a_along_m;
 };
 
-// False where an operand does not lie along k (by multiply-adds A: or m) in lines aligned to 16 bytes, or where a warp
-// has no room for its part of both. Others would take more copies, which take as long as they save.
+// False where an operand does not lie along k (in fp32 A: or m) in lines aligned to 16 bytes, or where a warp has no
+// room for its part of both. Others would take more copies, which take as long as they save. So would other dtypes' A
+// along m.
 inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Chip& chip, FewColumnsPlan& plan) {
   constexpr int64_t kMostBytes = 40960;  // of a warp
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   plan.is_a_along_m = p.stride_ak != 1;
-  if (plan.is_a_along_m && (is_mma || p.stride_am != 1)) return false;
+  if (plan.is_a_along_m && (is_mma || p.dtype_a != DType::f32 || p.stride_am != 1)) return false;
   if (p.n > (is_mma ? kMostFewColumns : kFewColumns) || p.stride_bk != 1) return false;
   if (copy_width(a, problem) < 16 || copy_width(b, problem) < 16) return false;
   const int64_t size = size_of(p.dtype_a), padded_k = is_mma ? round_up(p.k, 32 / size) : p.k;
@@ -45,7 +46,7 @@ inline bool plan_few_columns(const FoldedProblem& problem, bool is_mma, const Ch
   plan.rows = is_mma ? 16 : 32 >> plan.log_cols;
   // No more rows than C has, and fewer where multiprocessors would have fewer than four warps. Along m halving stops at
   // a sector.
-  const int64_t least_rows = plan.is_a_along_m ? 32 / size : 1;
+  const int64_t least_rows = plan.is_a_along_m ? 8 : 1;
   const auto are_enough = [&](int64_t rows) {
     constexpr int64_t kWarpsOfCu = 4, kFewRows = 4;
     return rows >= p.m || (rows >= kFewRows && ceil_div(p.m, rows) * problem.batch_size <= kWarpsOfCu * chip.num_cus);

@@ -62,25 +62,48 @@ struct Unit {
   }
 };
 
+// What lies outside of an operand: 0, of PADS_NEGATIVE -0. The product of both changes no sum, not even the sign of a
+// zero. In fp64 the few rows have -0.
+template <class T, bool PADS_NEGATIVE>
+TILEDMM_DEVICE T padding() {
+  if constexpr (PADS_NEGATIVE)
+    return T(-0.0);
+  else
+    return T{};
+}
+
+// Copies WIDTH bytes that are all inside of the operand, or outside.
+template <bool PADS_NEGATIVE, int WIDTH, class T>
+TILEDMM_DEVICE void copy_piece(char* to, const T* from, bool is_inside) {
+  if constexpr (PADS_NEGATIVE) {
+    if (is_inside) return copy_async<WIDTH>(to, from, WIDTH);
+    TILEDMM_UNROLL for (int e = 0; e < WIDTH / int(sizeof(T)); ++e) {
+      store_shared(reinterpret_cast<T*>(to) + e, padding<T, true>());
+    }
+  } else {
+    copy_async<WIDTH>(to, from, is_inside ? WIDTH : 0);
+  }
+}
+
 // One packet of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes, each inside
 // or outside.
-template <int WIDTH, class T>
+template <bool PADS_NEGATIVE, int WIDTH, class T>
 TILEDMM_DEVICE void copy_packet(char* to, const T* from, int inside) {
   constexpr int kElements = Packet<T>::kElements, kPiece = WIDTH / int(sizeof(T));
   TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
-    copy_async<WIDTH>(to + e * sizeof(T), from + e, e < inside ? WIDTH : 0);
+    copy_piece<PADS_NEGATIVE, WIDTH>(to + e * sizeof(T), from + e, e < inside);
   }
 }
 
 // COUNT packets element by element, all on their way before the first is stored.
-template <int COUNT, class T>
+template <bool PADS_NEGATIVE, int COUNT, class T>
 TILEDMM_DEVICE void gather_packets(char* to, int step_to, const T* from, int64_t step, int64_t stride, int left,
                                    int rows_inside, int inside) {
   Packet<T> packets[COUNT];
   TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
     const T* element = from;
     TILEDMM_UNROLL for (int e = 0; e < Packet<T>::kElements; ++e) {
-      packets[i].elements[e] = i < rows_inside && e < inside ? load_global(element) : T{};
+      packets[i].elements[e] = i < rows_inside && e < inside ? load_global(element) : padding<T, PADS_NEGATIVE>();
       element = opaque(element + stride);
     }
     from = opaque(from + step);
@@ -92,7 +115,7 @@ TILEDMM_DEVICE void gather_packets(char* to, int step_to, const T* from, int64_t
 
 // A thread's packets where they are not all inside, or not aligned; the first rows_inside of them are in rows that are.
 // Out of line, so that the way of most tiles is short.
-template <class T>
+template <bool PADS_NEGATIVE, class T>
 TILEDMM_OUT_OF_LINE void copy_edge_packets(char* to, int step_to, const T* from, int64_t step, int64_t stride,
                                            int num_packets, int rows_inside, int inside, int width) {
   const int num_inside = rows_inside < num_packets ? rows_inside : num_packets;
@@ -100,13 +123,13 @@ TILEDMM_OUT_OF_LINE void copy_edge_packets(char* to, int step_to, const T* from,
   for (int i = 0; i < num_packets; i += at_once) {
     const int valid = i < num_inside ? inside : 0;
     if (width == 16) {
-      copy_packet<16>(to, from, valid);
+      copy_packet<PADS_NEGATIVE, 16>(to, from, valid);
     } else if (width == 8) {
-      copy_packet<8>(to, from, valid);
+      copy_packet<PADS_NEGATIVE, 8>(to, from, valid);
     } else if (sizeof(T) < 8 && width == 4) {
-      if constexpr (sizeof(T) < 8) copy_packet<4>(to, from, valid);
+      if constexpr (sizeof(T) < 8) copy_packet<PADS_NEGATIVE, 4>(to, from, valid);
     } else {
-      gather_packets<2>(to, step_to, from, step, stride, num_packets - i, num_inside - i, inside);
+      gather_packets<PADS_NEGATIVE, 2>(to, step_to, from, step, stride, num_packets - i, num_inside - i, inside);
     }
     to += at_once * step_to;
     from += at_once * step;
@@ -115,10 +138,11 @@ TILEDMM_OUT_OF_LINE void copy_edge_packets(char* to, int step_to, const T* from,
 
 // The tiles of one operand on their way to shared memory, in packets of 16 bytes. A copy thread has one column of
 // packets and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there,
-// and are not stored; only along k must there be zeros beyond the edge.
+// and are not stored; only along k must there be zeros beyond the edge, as padding() says.
 template <class T, int THREADS, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED>
 struct TileCopier {
   static constexpr int kElements = Packet<T>::kElements;
+  static constexpr bool kPadsNegative = sizeof(T) == 8 && !IS_STREAMED;
   static_assert(THREADS % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
 
   Operand<T> operand;
@@ -166,12 +190,12 @@ struct TileCopier {
       constexpr int kAtOnce = MAX_PACKETS < 4 ? MAX_PACKETS : 4;  // each with registers of its own, in use for a while
       TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_PACKETS > kAtOnce ? num_packets : 1); first += kAtOnce) {
         TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-          const int k = IS_K_MAJOR ? close : first_far + (first + i) * step_far, valid_bytes = k < size_k ? 16 : 0;
+          const bool is_inside = (IS_K_MAJOR ? close : first_far + (first + i) * step_far) < size_k;
           if (first + i < num_packets) {
             if constexpr (IS_STREAMED) {
-              copy_async_once<16>(to + i * step_to, packet, valid_bytes);
+              copy_async_once<16>(to + i * step_to, packet, is_inside ? 16 : 0);
             } else {
-              copy_async<16>(to + i * step_to, packet, valid_bytes);
+              copy_piece<kPadsNegative, 16>(to + i * step_to, packet, is_inside);
             }
           }
           packet = opaque(packet + step);
@@ -184,7 +208,8 @@ struct TileCopier {
       const int rows_inside = IS_K_MAJOR ? num_packets : (size_k - first_far + step_far - 1) / step_far;
       // No copy ends within the operand's memory: memcheck does not see that it reads no further.
       const int whole_width = inside % max_of(width / int(sizeof(T)), 1) == 0 ? width : 2;
-      copy_edge_packets(to, step_to, from, step, stride_close(), num_packets, rows_inside, inside, whole_width);
+      copy_edge_packets<kPadsNegative>(to, step_to, from, step, stride_close(), num_packets, rows_inside, inside,
+                                       whole_width);
     }
     from += size_k * operand.stride_k;
   }
