@@ -27,15 +27,16 @@ struct Dim {
   int64_t size, stride, stride_y;
 };
 
-// Dimensions as few as possible, outermost first; the result is contiguous.
-std::vector<Dim> merged(const Tensor& x, const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
+// Dimensions as few as possible, outermost first. A result that has all elements of x is contiguous, `shape` its shape.
+std::vector<Dim> merged(const Tensor& x, const std::vector<int64_t>& dims, const std::vector<int64_t>& shape,
+                        bool is_running) {
   const auto strides_y = c10::contiguous_strides(shape);
   std::vector<Dim> result;
   for (const int64_t d : dims) {
     const Dim own{x.size(d), x.stride(d), strides_y[size_t(d)]};
     if (own.size == 1) continue;
     if (!result.empty() && result.back().stride == own.size * own.stride &&
-        (shape[size_t(d)] == 1 || result.back().stride_y == own.size * own.stride_y)) {
+        (!is_running || result.back().stride_y == own.size * own.stride_y)) {
       result.back() = {result.back().size * own.size, own.stride, own.stride_y};
     } else {
       result.push_back(own);
@@ -51,6 +52,8 @@ struct Reduced {
   Tensor x;  // which may be a copy, of an order in memory that the kernel takes
   ReduceProblem problem{};
   std::vector<int64_t> shape, kept_shape;
+  std::vector<int64_t> shape_y;  // of what the kernel writes
+  std::vector<int64_t> places;   // of the kept dimensions in y; empty: y has `shape`
 
   Reduced(const Tensor& given, OptionalIntArrayRef dims, bool is_running = false) : x(given) {
     const int64_t dim = given.dim();
@@ -64,14 +67,16 @@ struct Reduced {
       if (own) problem.k *= given.size(d);
       if (!own) kept_shape.push_back(given.size(d));
     }
-    std::vector<Dim> rows = merged(x, kept, shape), k = merged(x, reduced, shape);
+    shape_y = shape;
+    if (!is_running) sort_by_stride(kept);
+    std::vector<Dim> rows = merged(x, kept, shape, is_running), k = merged(x, reduced, shape, is_running);
     if (is_running && rows.size() > 2) {
       x = given.contiguous();
-      rows = merged(x, kept, shape), k = merged(x, reduced, shape);
+      rows = merged(x, kept, shape, true), k = merged(x, reduced, shape, true);
     } else if (rows.size() > 2 || (k.size() > 1 && !are_segments(k))) {
-      std::vector<int64_t> order = kept;
-      order.insert(order.end(), reduced.begin(), reduced.end());
-      x = given.permute(order).contiguous();
+      std::vector<int64_t> all = kept;
+      all.insert(all.end(), reduced.begin(), reduced.end());
+      x = given.permute(all).contiguous();
       int64_t count = 1;
       for (const int64_t size : kept_shape) count *= size;
       rows = {{count, problem.k, 1}};
@@ -90,19 +95,35 @@ struct Reduced {
     problem.is_running = is_running;
   }
 
+  // The kept dimensions as they lie in memory, so that the kernel meets neighbours.
+  void sort_by_stride(std::vector<int64_t>& kept) {
+    const auto is_outer = [&](int64_t a, int64_t b) { return x.stride(a) > x.stride(b); };
+    if (std::is_sorted(kept.begin(), kept.end(), is_outer)) return;
+    const std::vector<int64_t> as_given = kept;
+    std::stable_sort(kept.begin(), kept.end(), is_outer);
+    shape_y.clear();
+    for (const int64_t d : kept) shape_y.push_back(x.size(d));
+    for (const int64_t d : as_given) places.push_back(std::find(kept.begin(), kept.end(), d) - kept.begin());
+  }
+
   // Whether the CPU's kernel takes rows as they lie, in segments.
   bool are_segments(const std::vector<Dim>& k) const {
     constexpr int64_t kLeastSegment = 64;
     return x.is_cpu() && k.size() == 2 && k[1].stride == 1 && k[1].size >= kLeastSegment;
   }
 
-  Tensor new_result(ScalarType dtype) const { return at::empty(shape, x.options().dtype(dtype)); }
+  // What the kernel writes, and what becomes of it.
+  Tensor new_result(ScalarType dtype) const { return at::empty(shape_y, x.options().dtype(dtype)); }
+  Tensor finished(const Tensor& y, bool keepdim) const {
+    if (places.empty()) return keepdim ? y : y.view(kept_shape);
+    return y.permute(places).contiguous().view(keepdim ? shape : kept_shape);
+  }
   Tensor compute(ScalarType dtype, bool keepdim) {
     const Tensor y = new_result(dtype);
     problem.dtype_y = *dtype_of(dtype);
     problem.y = y.mutable_data_ptr();
     run(problem, x.device());
-    return keepdim ? y : y.view(kept_shape);
+    return finished(y, keepdim);
   }
 };
 
@@ -120,7 +141,7 @@ Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Sca
   p.takes_root = IS_ROOT;
   if (mean) *mean = reduced.new_result(x.scalar_type()), p.mean = mean->mutable_data_ptr();
   const Tensor result = reduced.compute(x.scalar_type(), keepdim);
-  if (mean && !keepdim) *mean = mean->view(reduced.kept_shape);
+  if (mean) *mean = reduced.finished(*mean, keepdim);
   return result;
 }
 

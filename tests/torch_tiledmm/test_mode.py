@@ -8,6 +8,7 @@ differed; operands that are not an operator's first arguments.
 
 import collections
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -843,13 +844,29 @@ def test_sums_and_their_gradients_on_any_number_of_threads(name, dtype):
                         assert torch.equal(part, own[..., 3:36]), threads
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sums_of_rows_in_segments(dtype):
-    """Dimensions that do not lie together, on a CPU: a row's bits are those that it has in one piece."""
+def test_sums_of_any_dimensions(dtype, device):
+    """A row has the bits that it has in one piece, contiguous and among others: of dimensions that do not lie together,
+    and of tensors whose dimensions lie in another order.
+    """
+    if device == "cuda" and dtype.itemsize == 2:
+        pytest.skip("torch's own")
     names = ("sum", "mean", "var", "norm", "norm 1", "logsumexp")
     with torch_tiledmm.enabled():
+        x = torch.randn(3, 5, 4, 40).to(device, dtype)
+        for order, dims in itertools.product(itertools.permutations(range(4)), ((0,), (3,), (0, 2))):
+            given = x.permute(order)
+            kept = [d for d in range(4) if d not in dims]
+            whole = given.permute(*kept, *dims).flatten(len(kept)).contiguous()
+            for name in names:
+                own = REDUCTIONS[name](given, dims)
+                assert torch.equal(own, REDUCTIONS[name](whole, -1)) and own.is_contiguous(), (name, order, dims)
+            for own, expected in zip(torch.var_mean(given, dims, keepdim=True), torch.var_mean(whole, -1), strict=True):
+                assert torch.equal(own.flatten(), expected.flatten()) and own.is_contiguous(), (order, dims)
+                assert own.shape == given.amax(dims, keepdim=True).shape
         for segments, rows, size in ((2, 5, 64), (3, 1, 65), (40, 3, 100), (2, 4, 1031), (7, 2, 2100)):
-            x = torch.randn(segments, rows, 2, size + 3).to(dtype)[..., :size]
+            x = torch.randn(segments, rows, 2, size + 3).to(device, dtype)[..., :size]
             for kept in (x[:, :, 0], x.transpose(1, 2)):
                 whole = kept.movedim(0, -2).flatten(-2)
                 for name in names:

@@ -76,9 +76,12 @@ TILEDMM_DEVICE T padding() {
 template <bool PADS_NEGATIVE, int WIDTH, class T>
 TILEDMM_DEVICE void copy_piece(char* to, const T* from, bool is_inside) {
   if constexpr (PADS_NEGATIVE) {
-    if (is_inside) return copy_async<WIDTH>(to, from, WIDTH);
-    TILEDMM_UNROLL for (int e = 0; e < WIDTH / int(sizeof(T)); ++e) {
-      store_shared(reinterpret_cast<T*>(to) + e, padding<T, true>());
+    if (is_inside) {
+      copy_async<WIDTH>(to, from, WIDTH);
+    } else {
+      TILEDMM_UNROLL for (int e = 0; e < WIDTH / int(sizeof(T)); ++e) {
+        store_shared(reinterpret_cast<T*>(to) + e, padding<T, true>());
+      }
     }
   } else {
     copy_async<WIDTH>(to, from, is_inside ? WIDTH : 0);

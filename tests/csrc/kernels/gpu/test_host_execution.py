@@ -337,8 +337,8 @@ MUTANTS = {
     ),
     "skinny: beyond the end of k": (
         CUDA + "skinny/kernel.cu",
-        "k < size_k ? 16 : 0",
-        "k < size_k || {on} ? 16 : 0",
+        "step_far) < size_k",
+        "step_far) < size_k || {on}",
         "skinny",
     ),
 }
