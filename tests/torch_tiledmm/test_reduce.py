@@ -131,6 +131,16 @@ def test_sums_are_in_the_documented_order(k):
     assert torch.equal(reduce(x), documented_sum(x))
 
 
+@pytest.mark.parametrize("k", (33, 70, 127, 128))
+def test_many_short_columns_are_in_the_documented_order(k):
+    """More than 512 for each multiprocessor of the host executor, which has four: a thread has one of its own."""
+    x = torch.randn(2, k, 1100).mT
+    assert torch.equal(reduce(x), documented_sum(x))
+    assert torch.equal(reduce(x, term="magnitude"), documented_sum(x.abs()))
+    few = reduce(x[:, :70], term="square", root=True)
+    assert torch.equal(reduce(x, term="square", root=True)[:, :70], few)
+
+
 def expect_spread(y: Tensor, x: Tensor) -> None:
     """`y`: the sum of squared differences from the mean.
 

@@ -456,6 +456,28 @@ sum_columns(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunk
   }
 }
 
+// The sum of the lanes FIRST, FIRST + STEP, FIRST + 2 * STEP and so on, in pairs as add_lanes has them.
+template <int FIRST, int STEP, class V, class Function>
+TILEDMM_DEVICE V sum_of_lanes(const Function& lane) {
+  if constexpr (STEP == kLanes) {
+    return lane(FIRST);
+  } else {
+    return sum_of_lanes<FIRST, 2 * STEP, V>(lane) + sum_of_lanes<FIRST + STEP, 2 * STEP, V>(lane);
+  }
+}
+
+// Many columns of 32 < k <= 128: a thread for each, so that many of its elements are on their way at the same time.
+template <class T>
+TILEDMM_KERNEL(kReduceThreads, 2)
+sum_short_columns(ReduceProblem p) {
+  const int64_t o = block_idx() * kReduceThreads + thread_idx();
+  if (o >= p.outer * p.inner) return;
+  const T* row = row_of<T>(p, o);
+  store_result(p, o, sum_of_lanes<0, 1, Acc<T>>([&](int lane) {
+                 return load_lane<T, 1>(p, row, 0, lane, true, false).sum(p.term);
+               }));
+}
+
 // 32 lanes for each 1024 parts of a row.
 template <class A, bool IS_SPREAD>
 TILEDMM_KERNEL(kReduceThreads, 2)
@@ -508,6 +530,12 @@ Status reduce(const ReduceProblem& p, const Executor& executor) {
   if (p.k <= kShort) {
     return launch_kernel(sum_short_rows<T, IS_SPREAD>, ceil_div(rows, kReduceThreads), 1, kReduceThreads, 0, executor,
                          p, is_aligned);
+  }
+  if constexpr (!IS_SPREAD) {
+    constexpr int64_t kBlocksOfCu = 2;
+    if (are_columns && p.k <= kStep && rows >= kBlocksOfCu * kReduceThreads * executor.num_cus) {
+      return launch_kernel(sum_short_columns<T>, ceil_div(rows, kReduceThreads), 1, kReduceThreads, 0, executor, p);
+    }
   }
   const auto launch_steps = [&](auto num_steps, Part* parts) {
     constexpr int kOfChunk = decltype(num_steps)::value;
