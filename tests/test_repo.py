@@ -202,7 +202,7 @@ def test_a_rung_names_no_other_entry(path):
 # sizes on some device, so the operators use none of them. What is listed allocates, is exact element by element, or is
 # of integers.
 CALLED_OF_TORCH = {"empty", "ones", "zeros_like", "_neg_view", "in_parallel_region", "arange", "searchsorted"}
-CALLED_OF_TORCH |= {"get_num_threads", "set_num_threads", "empty_like", "zeros", "constant_pad_nd", "maybe_wrap_dim"}
+CALLED_OF_TORCH |= {"get_num_threads", "set_num_threads", "empty_like", "zeros", "maybe_wrap_dim"}
 CALLED_OF_TORCH |= {"dim_list_to_bitset", "cat", "result_type"}
 # Of the mode alone, which is tested for what it calls (tests/torch_tiledmm/test_mode.py): attention of rows, and what
 # the mode serves itself.

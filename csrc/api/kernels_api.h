@@ -18,7 +18,7 @@ extern "C" {
 
 // Grows with every incompatible change of this header, of executor.h, problem.h, elementwise.h, reduce.h, softmax.h or
 // quantize.h. Whoever loads the library compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 18;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 19;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a

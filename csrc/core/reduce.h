@@ -22,7 +22,8 @@ struct ReduceProblem {
   int64_t outer, inner, k;
   const void* x;
   int64_t stride_outer, stride_inner, stride_k;  // elements
-  // On a CPU a row may be one of segments of so many neighbouring elements, 64 at least, and so far apart; k: one.
+  // A row that a CPU reads in segments of so many neighbouring elements, 64 at least, and how far apart these are. A
+  // segment of k elements is the whole row.
   int64_t segment, stride_segment;
   double divisor;
   bool takes_root;

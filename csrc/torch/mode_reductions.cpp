@@ -95,9 +95,10 @@ struct Reduced {
     problem.is_running = is_running;
   }
 
-  // The kept dimensions as they lie in memory, so that the kernel meets neighbours.
+  // The kept dimensions as they lie in memory, so that the kernel meets neighbours; expanded ones come first.
   void sort_by_stride(std::vector<int64_t>& kept) {
-    const auto is_outer = [&](int64_t a, int64_t b) { return x.stride(a) > x.stride(b); };
+    const auto distance = [&](int64_t d) { return x.stride(d) == 0 ? INT64_MAX : x.stride(d); };
+    const auto is_outer = [&](int64_t a, int64_t b) { return distance(a) > distance(b); };
     if (std::is_sorted(kept.begin(), kept.end(), is_outer)) return;
     const std::vector<int64_t> as_given = kept;
     std::stable_sort(kept.begin(), kept.end(), is_outer);
@@ -116,7 +117,9 @@ struct Reduced {
   Tensor new_result(ScalarType dtype) const { return at::empty(shape_y, x.options().dtype(dtype)); }
   Tensor finished(const Tensor& y, bool keepdim) const {
     if (places.empty()) return keepdim ? y : y.view(kept_shape);
-    return y.permute(places).contiguous().view(keepdim ? shape : kept_shape);
+    const Tensor result = at::empty(keepdim ? shape : kept_shape, y.options());
+    result.view(kept_shape).copy_(y.permute(places));
+    return result;
   }
   Tensor compute(ScalarType dtype, bool keepdim) {
     const Tensor y = new_result(dtype);
